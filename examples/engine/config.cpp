@@ -44,8 +44,6 @@ kvmeld::rotary read_rope(const json_fields& model, const std::filesystem::path& 
 
 }  // namespace
 
-config config::read(const std::filesystem::path& file) { return parse(read_file(file), file); }
-
 config config::parse(std::string_view text, const std::filesystem::path& file) {
   const auto json = parse_object(text, file);
   const json_fields model(json, file);

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <string_view>
 
+#include "engine/error.hpp"
 #include "kvmeld/config.hpp"
 #include "kvmeld/memory/attention_spec.hpp"
 
@@ -34,7 +35,7 @@ struct config {
     return {.kv_heads = of > 0 ? of : kv_heads, .group = group(), .key_dim = dim, .rope = rope};
   }
 
-  static config read(const std::filesystem::path& file);
+  static config read(const std::filesystem::path& file) { return parse(read_file(file), file); }
   /// What is in `file`.
   static config parse(std::string_view text, const std::filesystem::path& file);
 };

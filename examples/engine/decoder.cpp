@@ -1,27 +1,42 @@
 // SPDX-License-Identifier: MIT
 #include "engine/decoder.hpp"
 
-#include <cmath>  // std::sqrt
+#include <algorithm>  // std::max
+#include <cmath>      // std::sqrt
 
 #include "engine/safetensors.hpp"
 
 namespace engine {
 
+void linear::operator()(const row_major_matrix& x, row_major_matrix& y) const {
+  y.resize(x.rows(), weight.rows());
+  if (x.rows() < 16) {
+    // So few tokens do not pay for the packing of a product. The weights are read from memory once,
+    // 128 KiB at a time, and from the cache for every token.
+    const Eigen::Index block = std::max<Eigen::Index>(8, (1 << 15) / weight.cols());
+    for (Eigen::Index first = 0; first < weight.rows(); first += block) {
+      const Eigen::Index rows = std::min(block, weight.rows() - first);
+      for (Eigen::Index t = 0; t < x.rows(); ++t) {
+        y.row(t).segment(first, rows).transpose().noalias() =
+            weight.middleRows(first, rows) * x.row(t).transpose();
+      }
+    }
+  } else {
+    y.noalias() = x * weight.transpose();
+  }
+  if (bias.size() > 0) {
+    y.rowwise() += bias;
+  }
+}
+
 decoder decoder::load(const std::filesystem::path& folder) {
   const auto shape = config::read(folder / "config.json");
-  constexpr tensor_names names = {.embedding = "model.embed_tokens",
-                                  .norm = "model.norm",
-                                  .output = "lm_head",
-                                  .layer = "model.layers.",
-                                  .attention_norm = "input_layernorm",
-                                  .mlp_norm = "post_attention_layernorm",
-                                  .q = "self_attn.q_proj",
-                                  .k = "self_attn.k_proj",
-                                  .v = "self_attn.v_proj",
-                                  .o = "self_attn.o_proj",
-                                  .gate = "mlp.gate_proj",
-                                  .up = "mlp.up_proj",
-                                  .down = "mlp.down_proj"};
+  constexpr tensor_names names = {
+      "model.embed_tokens", "model.norm",       "lm_head",
+      "model.layers.",      "input_layernorm",  "post_attention_layernorm",
+      "self_attn.q_proj",   "self_attn.k_proj", "self_attn.v_proj",
+      "self_attn.o_proj",   "mlp.gate_proj",    "mlp.up_proj",
+      "mlp.down_proj"};
   return {shape, read_weights(checkpoint(folder), shape, names)};
 }
 
@@ -32,7 +47,7 @@ void decoder::run(scratch& s, std::span<const int> tokens, std::span<const index
   embed(tokens, s.stream);
   s.turns.prepare(shape_.rope, shape_.dim, positions);
   for (index_t layer = 0; layer < shape_.layers; ++layer) {
-    const auto& w = weights_.layers[static_cast<std::size_t>(layer)];
+    const auto& w = weights_.layers[as_size(layer)];
     normalize(s.stream, w.attention_norm, s.normed);
     w.q(s.normed, s.q);
     w.k(s.normed, s.k);
@@ -63,7 +78,7 @@ void decoder::embed(std::span<const int> tokens, row_major_matrix& stream) const
   expects(!tokens.empty(), "forward: expected at least 1 token, got 0");
   stream.resize(static_cast<Eigen::Index>(tokens.size()), shape_.hidden);
   for (Eigen::Index t = 0; t < stream.rows(); ++t) {
-    const int token = tokens[static_cast<std::size_t>(t)];
+    const int token = tokens[as_size(t)];
     expects(token >= 0 && token < shape_.vocab, "forward: expected tokens 0 to ", shape_.vocab - 1,
             ", got ", token);
     stream.row(t) = weights_.embedding.weight.row(token);

@@ -47,11 +47,6 @@ class decoder {
 
   /// One block of tokens at positions `first` and on. `logits [tokens, vocab]`, or `[1, vocab]` of
   /// the last token alone.
-  void forward(std::span<const int> tokens, index_t first, attention auto&& attend,
-               row_major_matrix& logits, bool last_only = false) const {
-    scratch own;
-    forward(own, tokens, first, attend, logits, last_only);
-  }
   void forward(scratch& s, std::span<const int> tokens, index_t first, attention auto&& attend,
                row_major_matrix& logits, bool last_only = false) const {
     s.positions.resize(tokens.size());

@@ -18,16 +18,8 @@ class format_error : public std::runtime_error {
  public:
   template <class... Parts>
   explicit format_error(const std::filesystem::path& file, const Parts&... parts)
-      : std::runtime_error(message(file, parts...)) {}
-
- private:
-  template <class... Parts>
-  static std::string message(const std::filesystem::path& file, const Parts&... parts) {
-    std::ostringstream text;
-    text << file.string() << ": ";
-    (text << ... << parts);
-    return text.str();
-  }
+      : std::runtime_error(
+            ((std::ostringstream() << file.string() << ": ") << ... << parts).str()) {}
 };
 
 /// A regular file, to be read in parts.

@@ -3,7 +3,6 @@
 
 #include <algorithm>  // std::min
 #include <cmath>      // std::sqrt
-#include <cstddef>
 
 namespace engine {
 
@@ -49,44 +48,44 @@ row_major_matrix causal_attention(const matrix_view& q, const matrix_view& k, co
   return out;
 }
 
-record prefill(const decoder& model, std::span<const int> tokens, logits_of kept, index_t chunk) {
-  expects(!tokens.empty(), "prefill: expected at least 1 token, got 0");
-  expects(chunk > 0, "prefill: expected a chunk of at least 1 token, got ", chunk);
+void extend(const decoder& model, record& r, std::span<const int> tokens, logits_of kept,
+            index_t chunk, std::vector<row_major_matrix>* streams) {
+  expects(!tokens.empty(), "extend: expected at least 1 token, got 0");
+  expects(chunk > 0, "extend: expected a chunk of at least 1 token, got ", chunk);
   const config& c = model.shape();
   const auto count = static_cast<Eigen::Index>(tokens.size());
-  record r;
-  r.layers.resize(static_cast<std::size_t>(c.layers));
+  r.layers.resize(as_size(c.layers));
+  const Eigen::Index before = r.layers.front().q.rows();
   for (auto& layer : r.layers) {
-    layer.q.resize(count, Eigen::Index{c.heads} * c.dim);
-    layer.k.resize(count, Eigen::Index{c.kv_heads} * c.dim);
-    layer.v.resize(count, Eigen::Index{c.kv_heads} * c.dim);
+    layer.q.conservativeResize(before + count, Eigen::Index{c.heads} * c.dim);
+    layer.k.conservativeResize(before + count, Eigen::Index{c.kv_heads} * c.dim);
+    layer.v.conservativeResize(before + count, Eigen::Index{c.kv_heads} * c.dim);
   }
-  if (kept == logits_of::all) {
-    r.logits.resize(count, c.vocab);
-  }
+  r.logits.resize(kept == logits_of::all ? count : 1, c.vocab);
   decoder::scratch scratch;
   row_major_matrix logits;
   for (Eigen::Index begin = 0; begin < count; begin += chunk) {
-    const Eigen::Index rows = std::min<Eigen::Index>(chunk, count - begin), end = begin + rows;
-    const auto first = static_cast<index_t>(begin);
+    const Eigen::Index rows = std::min<Eigen::Index>(chunk, count - begin), first = before + begin;
     const auto attend = [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {
-      auto& l = r.layers[static_cast<std::size_t>(layer)];
-      l.q.middleRows(begin, rows) = q;
-      l.k.middleRows(begin, rows) = k;
-      l.v.middleRows(begin, rows) = v;
-      out = causal_attention(q, l.k.topRows(end), l.v.topRows(end), c.heads, c.kv_heads, c.dim,
-                             first);
+      auto& l = r.layers[as_size(layer)];
+      l.q.middleRows(first, rows) = q;
+      l.k.middleRows(first, rows) = k;
+      l.v.middleRows(first, rows) = v;
+      out = causal_attention(q, l.k.topRows(first + rows), l.v.topRows(first + rows), c.heads,
+                             c.kv_heads, c.dim, static_cast<index_t>(first));
+      if (streams != nullptr) {
+        streams->push_back(scratch.stream);
+      }
     };
-    const auto part =
-        tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(rows));
-    model.forward(scratch, part, first, attend, logits, kept == logits_of::last);
-    if (kept == logits_of::all) {
-      r.logits.middleRows(begin, rows) = logits;
-    }
+    model.forward(scratch, tokens.subspan(as_size(begin), as_size(rows)),
+                  static_cast<index_t>(first), attend, logits, kept == logits_of::last);
+    r.logits.middleRows(kept == logits_of::all ? begin : 0, logits.rows()) = logits;
   }
-  if (kept == logits_of::last) {
-    r.logits = logits;
-  }
+}
+
+record prefill(const decoder& model, std::span<const int> tokens, logits_of kept, index_t chunk) {
+  record r;
+  extend(model, r, tokens, kept, chunk);
   return r;
 }
 

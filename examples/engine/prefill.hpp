@@ -3,6 +3,7 @@
 /// record.
 #pragma once
 
+#include <limits>  // std::numeric_limits
 #include <span>
 #include <vector>
 
@@ -30,7 +31,14 @@ struct record {
 
 enum class logits_of { last, all };
 
-/// Runs `tokens` at positions 0 and on, `chunk` at a time: activations take memory for one chunk.
+/// Goes on where `r` ends, `chunk` tokens at a time: activations take memory for one chunk.
+/// `r.logits` are the last token's, or those of all `tokens`. `streams`: takes what each layer's
+/// attention is added to, `[chunk, hidden]`.
+void extend(const decoder& model, record& r, std::span<const int> tokens,
+            logits_of kept = logits_of::last, index_t chunk = std::numeric_limits<index_t>::max(),
+            std::vector<row_major_matrix>* streams = nullptr);
+
+/// Runs `tokens` at positions 0 and on.
 record prefill(const decoder& model, std::span<const int> tokens, logits_of kept = logits_of::last,
                index_t chunk = 256);
 

@@ -22,7 +22,7 @@ class rotation {
     cos_.resize(tokens, dim / 2);
     sin_.resize(tokens, dim / 2);
     for (Eigen::Index t = 0; t < tokens; ++t) {
-      const auto position = static_cast<float>(positions[static_cast<std::size_t>(t)]);
+      const auto position = static_cast<float>(positions[as_size(t)]);
       for (Eigen::Index p = 0; p < dim / 2; ++p) {
         cos_(t, p) = std::cos(position * frequency_[p]);
         sin_(t, p) = std::sin(position * frequency_[p]);

@@ -85,7 +85,7 @@ row_vector safetensors_file::vector(const std::string& name, index_t size) const
 
 nlohmann::json safetensors_file::read_header() {
   in_->seekg(0, std::ios::end);
-  const auto bytes = static_cast<std::size_t>(in_->tellg());
+  const auto bytes = as_size(std::streamoff{in_->tellg()});
   in_->seekg(0);
   std::uint64_t length = 0;
   if (bytes < sizeof length) {
@@ -207,7 +207,7 @@ checkpoint::checkpoint(const std::filesystem::path& folder) {
   const auto single = folder / "model.safetensors";
   const auto index = folder / "model.safetensors.index.json";
   if (std::filesystem::exists(single)) {
-    whole_ = &shards_.emplace("", single).first->second;
+    shards_.emplace("", single);
   } else if (std::filesystem::exists(index)) {
     index_path_ = index;
     open_shards(folder);
@@ -216,14 +216,6 @@ checkpoint::checkpoint(const std::filesystem::path& folder) {
                        "expected model.safetensors or model.safetensors.index.json in this "
                        "folder, got neither");
   }
-}
-
-row_major_matrix checkpoint::matrix(const std::string& name, index_t rows, index_t columns) const {
-  return holder(name).matrix(name, rows, columns);
-}
-
-row_vector checkpoint::vector(const std::string& name, index_t size) const {
-  return holder(name).vector(name, size);
 }
 
 void checkpoint::open_shards(const std::filesystem::path& folder) {
@@ -251,8 +243,8 @@ void checkpoint::open_shards(const std::filesystem::path& folder) {
 }
 
 const safetensors_file& checkpoint::holder(const std::string& name) const {
-  if (whole_ != nullptr) {
-    return *whole_;
+  if (index_path_.empty()) {
+    return shards_.begin()->second;
   }
   const auto found = holders_.find(name);
   if (found == holders_.end()) {

@@ -60,10 +60,13 @@ class checkpoint {
   explicit checkpoint(const std::filesystem::path& folder);
 
   /// Tensor `name [rows, columns]`.
-  row_major_matrix matrix(const std::string& name, index_t rows, index_t columns) const;
-
+  row_major_matrix matrix(const std::string& name, index_t rows, index_t columns) const {
+    return holder(name).matrix(name, rows, columns);
+  }
   /// Tensor `name [size]`.
-  row_vector vector(const std::string& name, index_t size) const;
+  row_vector vector(const std::string& name, index_t size) const {
+    return holder(name).vector(name, size);
+  }
 
  private:
   void open_shards(const std::filesystem::path& folder);
@@ -71,8 +74,7 @@ class checkpoint {
 
   std::map<std::string, safetensors_file> shards_;  // a map: the pointers below stay
   std::map<std::string, const safetensors_file*> holders_;
-  const safetensors_file* whole_ = nullptr;
-  std::filesystem::path index_path_;
+  std::filesystem::path index_path_;  // empty: the one shard has all
 };
 
 }  // namespace engine

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "engine/tokenizer.hpp"
 
-#include <algorithm>  // std::transform
-#include <iterator>   // std::back_inserter
-
 #include "engine/error.hpp"
 
 namespace engine {
@@ -14,10 +11,8 @@ class bytes : public text_codec {
  public:
   index_t size() const override { return 256; }
   std::vector<int> encode(std::string_view text, bool) const override {
-    std::vector<int> tokens;
-    std::transform(text.begin(), text.end(), std::back_inserter(tokens),
-                   [](char c) { return static_cast<unsigned char>(c); });
-    return tokens;
+    const auto* const first = reinterpret_cast<const unsigned char*>(text.data());
+    return {first, first + text.size()};
   }
   std::string decode(std::span<const int> tokens) const override {
     return {tokens.begin(), tokens.end()};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/// Task `error`: how far attention over the compressed cache is from attention over the full one,
-/// head by head, and in what it adds to the residual stream.
+/// Tasks `error` and `stream`: how far attention over the compressed cache is from attention over
+/// the full one, head by head, and in what it adds to the residual stream.
 #pragma once
 
 #include <cmath>  // std::sqrt
@@ -16,9 +16,9 @@ namespace evaluate {
 inline double relative_errors(std::span<const float> compressed, std::span<const float> full,
                               index_t dim) {
   double sum = 0;
-  for (std::size_t begin = 0; begin < full.size(); begin += static_cast<std::size_t>(dim)) {
+  for (std::size_t begin = 0; begin < full.size(); begin += as_size(dim)) {
     double difference = 0, whole = 0;
-    for (std::size_t i = begin; i < begin + static_cast<std::size_t>(dim); ++i) {
+    for (std::size_t i = begin; i < begin + as_size(dim); ++i) {
       const double d = double{compressed[i]} - full[i];
       difference += d * d;
       whole += double{full[i]} * full[i];
@@ -44,22 +44,21 @@ inline errors errors_of(const contender& c, const engine::decoder& model,
   };
   const engine::config& shape = model.shape();
   std::vector<double> attention, output;
-  for (const means& of_prompt : on.map(static_cast<index_t>(prompts.size()), [&](index_t i) {
-         const text_prompt& p = prompts[static_cast<std::size_t>(i)];
+  for (const means& of_prompt : on.map(count_of(prompts), [&](index_t i) {
+         const text_prompt& p = prompts[as_size(i)];
          const compressed_cache cache(c, p.read);
          means sum;
-         row_major_matrix attended;
          for (index_t l = 0; l < shape.layers; ++l) {
-           const auto layer = static_cast<std::size_t>(l);
+           const auto layer = as_size(l);
            const future_attention& full = p.future[layer];
-           attend_all(cache.kv(), l, full.tokens.q, attended);
-           const auto count = static_cast<std::size_t>(attended.size());
-           sum.attention += relative_errors({attended.data(), count},
-                                            {full.of_prompt.data(), count}, shape.dim) /
-                            static_cast<double>(attended.rows() * shape.heads) / shape.layers;
-           attend_behind(cache.kv(), l, full.tokens, attended);
+           const row_major_matrix alone = attended(cache.kv(), l, full.tokens, false);
+           const auto count = as_size(alone.size());
+           sum.attention +=
+               relative_errors({alone.data(), count}, {full.of_prompt.data(), count}, shape.dim) /
+               static_cast<double>(alone.rows() * shape.heads) / shape.layers;
            const auto& projection = model.parameters().layers[layer].o.weight;
-           const row_major_matrix off = (attended - full.of_all) * projection.transpose();
+           const row_major_matrix off =
+               (attended(cache.kv(), l, full.tokens, true) - full.of_all) * projection.transpose();
            const Eigen::ArrayXf relative = off.rowwise().norm().array() / full.stream.array();
            sum.output += relative.cast<double>().square().mean() / shape.layers;
          }
@@ -78,26 +77,69 @@ inline std::vector<double> errors_of_heads(const contender& c, const engine::dec
   const compressed_cache cache(c, p.read);
   std::vector<double> all;
   for (const auto& of_layer : on.map(shape.layers, [&](index_t i) {
-         const auto layer = static_cast<std::size_t>(i);
+         const auto layer = as_size(i);
          const future_attention& full = p.future[layer];
-         row_major_matrix attended;
-         attend_behind(cache.kv(), i, full.tokens, attended);
-         const row_major_matrix off = attended - full.of_all;
+         const row_major_matrix off = attended(cache.kv(), i, full.tokens, true) - full.of_all;
          const auto& projection = model.parameters().layers[layer].o.weight;
-         std::vector<double> weights(static_cast<std::size_t>(shape.kv_heads));
+         std::vector<double> weights(as_size(shape.kv_heads));
          for (index_t q = 0; q < shape.heads; ++q) {
-           const auto columns = Eigen::seqN(Eigen::Index{q} * shape.dim, shape.dim);
+           const auto of_head = Eigen::seqN(Eigen::Index{q} * shape.dim, shape.dim);
            const row_major_matrix added =
-               off(Eigen::all, columns) * projection(Eigen::all, columns).transpose();
+               off(Eigen::all, of_head) * projection(Eigen::all, of_head).transpose();
            const Eigen::ArrayXf relative = added.rowwise().norm().array() / full.stream.array();
-           weights[static_cast<std::size_t>(q / shape.group())] +=
-               relative.cast<double>().square().mean();
+           weights[as_size(q / shape.group())] += relative.cast<double>().square().mean();
          }
          return weights;
        })) {
     all.insert(all.end(), of_layer.begin(), of_layer.end());
   }
   return all;
+}
+
+/// Mean over layers, query heads and streams `[stream_budgets − 1]`, of as many steps as the budget
+/// has slots each, without the first ones (before, nothing is evicted). Every layer decodes the
+/// full model's own queries, keys and values, so that errors do not add up over layers.
+inline std::vector<double> stream_error(const contender& c, const engine::config& shape,
+                                        const std::vector<stream_record>& streams,
+                                        const workers& on) {
+  const index_t parts = shape.layers * shape.kv_heads;
+  const index_t slots = c.limit.slots, steps = stream_budgets * slots;
+  const index_t count = count_of(streams) * parts;
+  const auto all = on.map(count, [&](index_t i) {
+    const stream_record& s = streams[as_size(i / parts)];
+    const auto layer = as_size(i % parts / shape.kv_heads);
+    const index_t head = i % shape.kv_heads;
+    const auto& [q, k, v] = s.layers[layer];
+    const index_t width = shape.group() * shape.dim;
+    const auto of_head = as_size(i % parts);
+    const index_t most = allocate_slots(c, steps, parts)[of_head];
+    kvmeld::cache kv(shape.attention(1),
+                     {.capacity = most + 1, .keys = c.storage, .values = c.storage});
+    compressor meld(kv, c.of_head(of_head), {.slots = most});
+    const auto row = [](const row_major_matrix& m, index_t t, index_t first, index_t size) {
+      return std::span(&m(t, first), as_size(size));
+    };
+    std::vector<float> out(as_size(width));
+    std::vector<double> sums(stream_budgets - 1, 0.0);
+    for (index_t t = 0; t < steps && !interrupted; ++t) {
+      meld.step(kv.heads(0, 0),
+                {row(q, t, head * width, width), row(k, t, head * shape.dim, shape.dim),
+                 row(v, t, head * shape.dim, shape.dim)},
+                out);
+      if (t >= slots) {
+        sums[as_size(t / slots - 1)] +=
+            relative_errors(out, {&s.attended[layer](t, head * width), out.size()}, shape.dim);
+      }
+    }
+    return sums;
+  });
+  std::vector<double> mean(stream_budgets - 1, 0.0);
+  for (const auto& sums : all) {
+    for (std::size_t b = 0; b < mean.size(); ++b) {
+      mean[b] += sums[b] / slots / shape.group() / count;
+    }
+  }
+  return mean;
 }
 
 }  // namespace evaluate

@@ -4,8 +4,6 @@
 #include <algorithm>  // std::min, std::ranges::max
 #include <utility>    // std::move
 
-#include "evaluate/stored_cache.hpp"
-
 namespace evaluate {
 
 namespace {
@@ -20,8 +18,8 @@ void compress(const contender& c, const prompt& p, kvmeld::cache& kv,
     if (!c.keeps_all(i)) {
       const auto h = static_cast<index_t>(i);
       const index_t layer = h / kv.kv_heads();
-      const auto& chosen = p.measured[c.index].chosen[static_cast<std::size_t>(layer)];
-      const row_major_matrix& own = p.own[static_cast<std::size_t>(layer)];
+      const auto& chosen = p.measured[c.index].chosen[as_size(layer)];
+      const row_major_matrix& own = p.own[as_size(layer)];
       const auto queries =
           chosen ? chosen->view()
                  : kvmeld::prompt_queries(own.data(), static_cast<index_t>(own.rows()),
@@ -33,6 +31,15 @@ void compress(const contender& c, const prompt& p, kvmeld::cache& kv,
 }
 
 }  // namespace
+
+kvmeld::cache stored(kvmeld::cache& kv, storage type) {
+  kvmeld::cache to(
+      kv.spec(), {.layers = kv.layers(), .capacity = kv.capacity(), .keys = type, .values = type});
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    kvmeld::detail::copy_slots(kv.head(h), to.head(h));
+  }
+  return to;
+}
 
 compressed_cache::compressed_cache(const contender& c, const prompt& p)
     : kv_(std::make_unique<kvmeld::cache>(p.cache())) {
@@ -106,8 +113,7 @@ void compressed_decoder::next(std::span<compressed_decoder* const> decoders,
   }
   const auto attend = [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {
     const auto row = [](auto& m, std::size_t i) {
-      return std::span(m.row(static_cast<Eigen::Index>(i)).data(),
-                       static_cast<std::size_t>(m.cols()));
+      return std::span(m.row(static_cast<Eigen::Index>(i)).data(), as_size(m.cols()));
     };
     for (std::size_t i = 0; i < decoders.size(); ++i) {
       compressed_cache& cache = decoders[i]->cache_;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-/// What is compared: a policy at a budget.
+/// What is compared: a policy at a budget, and how that is divided between layers and heads.
 #pragma once
 
 #include <cstddef>  // std::size_t
 #include <memory>   // std::shared_ptr
+#include <span>
 #include <vector>
 
 #include "evaluate/policies.hpp"
-#include "kvmeld/compress/global_budgets.hpp"
 
 namespace evaluate {
 
@@ -38,5 +38,26 @@ struct contender {
            (budgets == budget_allocation::uniform || budgets == budget_allocation::profile);
   }
 };
+
+/// How many of `heads` can keep all `tokens` (DuoAttention, Xiao et al. 2024: those that retrieve),
+/// so that with `slots` a head on average each other one still has a quarter of them, and what
+/// `least` asks for.
+index_t whole_heads(index_t heads, index_t slots, index_t tokens, index_t least);
+
+/// Slots of every head after a prompt of `tokens`, `[layers · KV heads]`, by what the prompt was
+/// measured as, likewise. They sum to the contender's slots times the heads (duo_attention: less
+/// than a slot a head below it, so that those that share are alike); every head has what the policy
+/// protects, and the division is of the rest.
+std::vector<index_t> allocate_slots(const contender& c, index_t tokens,
+                                    std::span<const kvmeld::head_state> measured, index_t layers);
+
+/// Slots of so many heads for a stream of at most `tokens`, before its first: the contender's own
+/// for all, or by its profile.
+std::vector<index_t> allocate_slots(const contender& c, index_t tokens, index_t heads);
+
+/// What one threshold over the model (or its profile) gives each of its heads beside what all have,
+/// `[layers · KV heads]`.
+std::vector<index_t> shared_budgets(const contender& c, index_t tokens,
+                                    std::span<const kvmeld::head_state> measured);
 
 }  // namespace evaluate

@@ -27,26 +27,26 @@ struct future_attention {
 /// A prompt of plain text and what comes after it.
 struct text_prompt {
   prompt read;
-  std::vector<int> next;                 ///< [decoded_tokens]
-  std::vector<future_attention> future;  ///< [layers]
+  std::vector<int> next;                      ///< [decoded_tokens]
+  std::vector<future_attention> future = {};  ///< [layers]
   /// [decoded_tokens − 1, vocab] the full cache's logits behind each token of `next` but the last;
   /// empty: not asked for
-  row_major_matrix predicted;
+  row_major_matrix predicted = {};
 };
 
 /// A needle case, asked after compression and before it.
 struct needle_case {
-  prompt without, with;  ///< the question; both of as many tokens
+  prompt without, with = {};  ///< the question; both of as many tokens
   std::vector<int> question;
   std::string value;
   index_t bin = 0;
-  std::vector<head_stats> stats;  ///< [layers · query heads] while the answer is written
+  std::vector<head_stats> stats = {};  ///< [layers · query heads] while the answer is written
 };
 
 /// A text decoded by the full model from an empty cache, and its attention's output.
 struct stream_record {
   std::vector<engine::layer_record> layers;
-  std::vector<row_major_matrix> attended;  ///< [tokens, heads · dim]
+  std::vector<row_major_matrix> attended = {};  ///< [tokens, heads · dim]
 };
 
 struct dataset {
@@ -63,16 +63,14 @@ struct dataset {
 inline std::span<const int> draw_text(std::span<const int> text, std::uint64_t seed,
                                       std::uint64_t what, index_t i, index_t count) {
   random_source random(seed, what, i);
-  const auto first = random.below(static_cast<index_t>(text.size()) - count + 1);
-  return text.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+  const auto first = random.below(count_of(text) - count + 1);
+  return text.subspan(as_size(first), as_size(count));
 }
 
-/// Attention of queries `[count, heads · dim]` over a layer of the cache.
-void attend_all(kvmeld::cache& kv, index_t layer, const row_major_matrix& q, row_major_matrix& out);
-
-/// The same of tokens behind the cache, which are appended one by one: each sees those before it.
-void attend_behind(kvmeld::cache& kv, index_t layer, const engine::layer_record& tokens,
-                   row_major_matrix& out);
+/// Attention of tokens `[count, heads · dim]` over a layer of the cache; `behind`: they are
+/// appended one by one, and each sees those before it.
+row_major_matrix attended(kvmeld::cache& kv, index_t layer, const engine::layer_record& tokens,
+                          bool behind);
 
 /// A prompt of `length` tokens, and the next `future` ones' queries; `predicts`: and logits.
 text_prompt read_prompt(const engine::decoder& model, std::span<const named_policy> policies,
@@ -81,9 +79,6 @@ text_prompt read_prompt(const engine::decoder& model, std::span<const named_poli
 
 needle_case read_needle(const engine::decoder& model, std::span<const named_policy> policies,
                         const engine::tokenizer& tokens, needle_text text, index_t capacity);
-
-/// The mean over cases, `[layers · query heads]`; empty: there are none.
-std::vector<head_stats> mean_head_stats(const std::vector<std::vector<head_stats>>& cases);
 
 stream_record read_stream(const engine::decoder& model, std::span<const int> tokens);
 

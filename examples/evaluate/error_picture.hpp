@@ -1,103 +1,47 @@
 // SPDX-License-Identifier: MIT
-/// Picture `error`: attention error against budget, after a prompt and while streaming.
+/// Picture `error`: attention error against budget, after a prompt and while streaming. Picture
+/// `stream`: how it grows, or does not, while more and more is decoded.
 #pragma once
 
-#include <algorithm>  // std::ranges::find
-#include <cmath>      // std::log
-#include <limits>     // std::numeric_limits
-#include <set>
+#include <limits>  // std::numeric_limits
 #include <string>
 #include <vector>
 
-#include "evaluate/gnuplot.hpp"
-#include "evaluate/row.hpp"
+#include "evaluate/lines.hpp"
+#include "evaluate/measure.hpp"
 
 namespace evaluate {
-
-namespace detail {
-
-/// The policies in the order of their lines: those of least error first, on the geometric mean of
-/// all budgets that every policy has, in colour; the others behind.
-inline std::vector<std::string> by_error(const std::vector<row>& rows,
-                                         std::vector<std::string> policies,
-                                         std::optional<double> row::*value) {
-  const auto mean = [&](const std::string& policy) {
-    double sum = 0;
-    int count = 0;
-    for (const row& r : rows) {
-      if (r.policy == policy && (r.*value).value_or(0) > 0) {
-        sum += std::log(*(r.*value)), ++count;
-      }
-    }
-    return count > 0 ? sum / count : std::numeric_limits<double>::infinity();
-  };
-  std::ranges::stable_sort(policies, {}, mean);
-  return policies;
-}
-
-/// So many policies are in colour.
-inline constexpr std::size_t coloured = 7;
-
-/// Line styles of `policies`, the last one that of all that are not in colour, and their names.
-inline std::string styles(const std::vector<std::string>& policies, int width, int height) {
-  const std::size_t count = std::min(policies.size(), coloured);
-  std::string script;
-  for (std::size_t i = 0; i < count; ++i) {
-    script +=
-        fmt::format("set style line {} linecolor '{}' linewidth 2.5 pointtype {} pointsize 0.8\n",
-                    i + 1, colour(i), std::array{7, 5, 9, 11, 13, 15, 3}[i]);
-  }
-  script += fmt::format("set style line {} linecolor '#cccccc' linewidth 1.2 pointtype 0\n",
-                        coloured + 1);
-  std::vector<std::string> named(policies.begin(),
-                                 policies.begin() + static_cast<std::ptrdiff_t>(count));
-  if (policies.size() > coloured) {
-    named.push_back(others(policies.size() - coloured));
-  }
-  return script + legend(named, 0.045, width, height);
-}
-
-}  // namespace detail
 
 /// The policies of least error are in colour, the others grey. Both axes are logarithmic, and both
 /// panels have the same: what is without loss is not shown. Empty: nothing to show.
 inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
-  struct panel {
-    std::optional<double> row::*value, row::*standard_error;
-    std::string title;
-    bool any = false;
-  };
-  std::array panels = {panel{&row::attention_error, &row::attention_error_se,
-                             fmt::format("after a prompt of {} tokens", prompt)},
-                       panel{&row::stream_error, nullptr, "while decoding 10 times the budget"}};
-  const auto shows = [](const row& r, const panel& p) { return (r.*p.value).value_or(0) > 0; };
-  std::vector<std::string> policies;
-  std::set<index_t> budgets;
-  std::set<double> errors;
-  for (panel& p : panels) {
-    for (const row& r : rows) {
-      if (shows(r, p)) {
-        p.any = true;
-        budgets.insert(r.slots);
-        errors.insert(*(r.*p.value));
-        if (std::ranges::find(policies, r.policy) == policies.end()) {
-          policies.push_back(r.policy);
-        }
-      }
+  std::vector<line_panel> panels;
+  for (const auto& [value, title] :
+       {std::pair{&row::attention_error, fmt::format("after a prompt of {} tokens", prompt)},
+        {&row::stream_error, std::string("while decoding 10 times the budget")}}) {
+    const line_panel p{value, title, [value = value](const row& r) -> std::optional<point> {
+                         const auto& error = r.*value;
+                         return mean_of(error) > 0 ? std::optional(point{1.0 * r.slots, error->mean,
+                                                                         error->error.value_or(0)})
+                                                   : std::nullopt;
+                       }};
+    if (std::ranges::any_of(rows, [&](const row& r) { return p.point_of(r).has_value(); })) {
+      panels.push_back(p);
     }
   }
-  if (policies.empty()) {
+  if (panels.empty()) {
     return {};
   }
-  policies = detail::by_error(rows, policies, panels[panels[0].any ? 0 : 1].value);
+  const auto policies = by_error(rows, policies_of(rows, panels), panels.front().value);
+  const auto budgets = coordinates(rows, panels, &point::x),
+             errors = coordinates(rows, panels, &point::y);
   constexpr int width = 800, height = 420;
-  std::string script = picture("error", width, height);
+  std::string script = picture("error", width, height, "How far attention is off");
   script += fmt::format(
-      "set multiplot title '{{/:Bold How far attention is off}}' font ',15'\n"
       "set logscale xy\n"
       "set xrange [{}:{}]\n"
       "set yrange [{:.3g}:{:.3g}]\n"
-      "set xtics ({})\n"
+      "set xtics ({:g})\n"
       "set ytics ({})\n"
       "set grid ytics linetype 1 linecolor '#e0e0e0' linewidth 1\n"
       "set border 3\n"
@@ -110,48 +54,73 @@ inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
           ? "0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, "
             "0.6, 0.8, 1, 1.2, 1.5, 2"
           : "0.0001, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10");
-  script += detail::styles(policies, width, height);
-  const bool both = panels[0].any && panels[1].any;
+  script += styles(policies, width, height);
   double left = 0.1;
-  for (std::size_t k = 0; k < panels.size(); ++k) {
-    if (!panels[k].any) {
-      continue;
-    }
-    std::string plots;
-    for (std::size_t i = policies.size(); i-- > 0;) {  // the best on top
-      if (std::ranges::none_of(
-              rows, [&](const row& r) { return r.policy == policies[i] && shows(r, panels[k]); })) {
-        continue;
-      }
-      script += fmt::format("$panel{}_{} << end\n", k, i);
-      for (const row& r : rows) {
-        if (r.policy == policies[i] && shows(r, panels[k])) {
-          const auto error =
-              panels[k].standard_error != nullptr ? r.*panels[k].standard_error : std::nullopt;
-          script +=
-              fmt::format("{} {:.6g} {:.3g}\n", r.slots, *(r.*panels[k].value), error.value_or(0));
-        }
-      }
-      script += "end\n";
-      plots +=
-          fmt::format("{}$panel{}_{} with {} linestyle {}", plots.empty() ? "" : ", ", k, i,
-                      i < detail::coloured && panels[k].standard_error != nullptr ? "yerrorlines"
-                                                                                  : "linespoints",
-                      std::min(i, detail::coloured) + 1);
-    }
-    const double right = both ? left + 0.412 : 0.97;
-    script += fmt::format(
-        "set lmargin at screen {:.3f}\n"
-        "set rmargin at screen {:.3f}\n"
-        "set title '{}' offset 0,-0.4\n"
-        "{}plot {}\n",
-        left, right, panels[k].title,
-        left < 0.2 ? "set ylabel 'relative error  ‖o′ − o‖ / ‖o‖' offset 1\n"
-                   : "unset ylabel\nunset label\nset format y ''\n",
-        plots);
+  for (const line_panel& p : panels) {
+    const double right = panels.size() > 1 ? left + 0.412 : 0.97;
+    const bool after = p.value == &row::attention_error;
+    script +=
+        plot_panel(rows, p, after ? 0 : 1, policies, left, right,
+                   fmt::format("set title '{}' offset 0,-0.4\n{}", p.title,
+                               left < 0.2 ? "set ylabel 'relative error  ‖o′ − o‖ / ‖o‖' offset 1\n"
+                                          : "unset ylabel\nunset label\nset format y ''\n"),
+                   after);
     left = right + 0.045;
   }
   return script + "unset multiplot\n";
+}
+
+/// At the smallest budget, whose stream is the farthest within the model's context. Coloured like
+/// picture `error`: those of least error. Empty: nothing to show.
+inline std::string stream_picture(const std::vector<outcome>& outcomes) {
+  std::vector<const outcome*> lines;
+  for (const outcome& x : outcomes) {
+    if (mean_of(x.result.stream_error) > 0 &&
+        (lines.empty() || x.result.slots <= lines.front()->result.slots)) {
+      if (!lines.empty() && x.result.slots < lines.front()->result.slots) {
+        lines.clear();
+      }
+      lines.push_back(&x);
+    }
+  }
+  if (lines.empty()) {
+    return {};
+  }
+  std::ranges::stable_sort(lines, {},
+                           [](const outcome* x) { return x->result.stream_error->mean; });
+  double least = std::numeric_limits<double>::infinity(), greatest = 0;
+  for (const outcome* x : lines) {
+    for (const double error : x->stream_error) {
+      least = std::min(least, error), greatest = std::max(greatest, error);
+    }
+  }
+  constexpr int width = 800, height = 420;
+  std::string script = picture("stream", width, height);
+  script += fmt::format(
+      "set title '{{/:Bold How far attention is off while decoding}}, {} slots' font ',15'\n"
+      "set logscale y\n"
+      "set yrange [{:.3g}:{:.3g}]\n"
+      "set ytics (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)\n"
+      "set xrange [1:{}]\n"
+      "set xtics 1\n"
+      "set grid ytics linetype 1 linecolor '#e0e0e0' linewidth 1\n"
+      "set border 3\n"
+      "set xlabel 'tokens decoded, in budgets of {} slots' offset 0,0.2\n"
+      "set ylabel 'relative error  ‖o′ − o‖ / ‖o‖' offset 1\n"
+      "set bmargin at screen 0.27\n"
+      "set lmargin at screen 0.1\n"
+      "set rmargin at screen 0.97\n",
+      lines.front()->result.slots, 0.9 * least, 1.1 * greatest, stream_budgets,
+      lines.front()->result.slots);
+  std::vector<std::string> policies, curves;
+  for (const outcome* x : lines) {
+    policies.push_back(x->result.policy);
+    curves.emplace_back();
+    for (std::size_t b = 0; b < x->stream_error.size(); ++b) {
+      curves.back() += fmt::format("{} {:.6g}\n", static_cast<double>(b) + 1.5, x->stream_error[b]);
+    }
+  }
+  return script + plot_curves("line", curves, styles(policies, width, height));
 }
 
 }  // namespace evaluate

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT
-#include "evaluate/evaluate.hpp"
-
 #include <fstream>
 #include <string>
 #include <vector>
 
 #include "engine/error.hpp"
 #include "engine/model.hpp"
-#include "evaluate/case_batches.hpp"
+#include "evaluate/bytes_picture.hpp"
+#include "evaluate/error_picture.hpp"
+#include "evaluate/heads_picture.hpp"
 #include "evaluate/measure.hpp"
-#include "evaluate/pictures.hpp"
+#include "evaluate/needle_picture.hpp"
+#include "evaluate/options.hpp"
 #include "evaluate/prepare.hpp"
 #include "evaluate/profile.hpp"
+#include "evaluate/retention_picture.hpp"
 #include "evaluate/table.hpp"
-#include "evaluate/tasks.hpp"
-#include "evaluate/tasks_table.hpp"
 
 namespace evaluate {
 
@@ -56,6 +56,38 @@ std::string subject(const options& o, const plan& todo) {
                                       : "");
 }
 
+/// Draws what there is to show, and says where, or why not.
+void draw_pictures(const options& o, const plan& todo, const engine::config& shape,
+                   const dataset& m, const std::vector<outcome>& outcomes, std::ostream& out) {
+  std::vector<row> rows;
+  for (const outcome& x : outcomes) {
+    rows.push_back(x.result);
+  }
+  for (const auto& [name, script] :
+       {std::pair<std::string, std::string>{"error", error_picture(rows, o.prompt)},
+        {"bytes", bytes_picture(rows)},
+        {"needle", needle_picture(outcomes)},
+        {"stream", stream_picture(outcomes)},
+        {"heads", heads_picture(mean_head_stats(m.looking), shape.heads)},
+        {"retention", retention_picture(todo, shape, m)}}) {
+    if (script.empty()) {
+      continue;
+    }
+    switch (draw(o.plots, name, script)) {
+      case drawing::done:
+        out << fmt::format("{:<9}  {}\n", name, (o.plots / (name + ".svg")).string());
+        break;
+      case drawing::failed:
+        out << fmt::format("{:<9}  gnuplot could not draw {}\n", name,
+                           (o.plots / "gnuplot" / (name + ".gp")).string());
+        break;
+      case drawing::no_gnuplot:
+        out << "no pictures: gnuplot is not installed (Debian: apt install gnuplot-nox)\n";
+        return;
+    }
+  }
+}
+
 }  // namespace
 
 int run(const options& o, std::ostream& out, std::ostream& err) {
@@ -64,8 +96,11 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   const engine::decoder& model = loaded.network;
   const engine::tokenizer& tokens = loaded.tokens;
   const auto text = tokens.encode(engine::read_file(o.text));
-  plan todo = make_plan(o, static_cast<index_t>(text.size()), model.shape());
-  todo.set_replay_words(replay_words_of(tokens, chat_turn_of(o, tokens)));
+  plan todo = make_plan(o, count_of(text), model.shape());
+  const auto words = replay_words_of(tokens, chat_turn_of(o, tokens));
+  for (named_policy& p : todo.policies) {
+    p.words = words;
+  }
   const index_t kv_heads = model.shape().layers * model.shape().kv_heads;
   const bool has_profile = load_profile(todo, o.profile, kv_heads, o.prompt),
              makes_profile = !o.profile.empty() && !has_profile;
@@ -97,7 +132,7 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
     }
     const auto asked = read_cases(m, o, todo, model, tokens, needles, on, bar);
     auto asked_of_entry = asked.begin();
-    const table shown(columns_of(o.tasks), todo.policies);
+    const table shown(o.tasks, todo.policies);
     for (const group& g : todo.groups) {
       std::vector<table_line> lines;
       const auto print = [&] {

@@ -3,58 +3,82 @@
 #pragma once
 
 #include <fmt/format.h>
-#include <fmt/ostream.h>
-#include <spawn.h>     // posix_spawnp
-#include <sys/wait.h>  // waitpid
+#include <sys/wait.h>  // WIFEXITED
 
 #include <array>
-#include <cerrno>
+#include <cstdlib>  // std::system
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <string_view>
 #include <vector>
 
-extern char** environ;
-
 namespace evaluate {
 
 enum class drawing { done, no_gnuplot, failed };
 
-/// What every picture begins with. `name` is the SVG file's.
-inline std::string picture(std::string_view name, int width, int height) {
+/// What every picture begins with. `name` is the SVG file's; `title`: of one with several panels.
+inline std::string picture(std::string_view name, int width, int height,
+                           std::string_view title = {}) {
   return fmt::format(
-      "set encoding utf8\n"
-      "set terminal svg size {},{} font 'Helvetica,13' background '#ffffff'\n"
-      "set output '{}.svg'\n"
-      "set border linecolor '#555555'\n"
-      "set tics textcolor '#333333' nomirror scale 0.5\n"
-      "unset key\n",
-      width, height, name);
+             "set encoding utf8\n"
+             "set terminal svg size {},{} font 'Helvetica,13' background '#ffffff'\n"
+             "set output '{}.svg'\n"
+             "set border linecolor '#555555'\n"
+             "set tics textcolor '#333333' nomirror scale 0.5\n"
+             "unset key\n",
+             width, height, name) +
+         (title.empty() ? std::string()
+                        : fmt::format("set multiplot title '{{/:Bold {}}}' font ',15'\n", title));
+}
+
+/// Where a panel is on the screen.
+inline std::string margins(double left, double right, double top, double bottom) {
+  return fmt::format(
+      "set lmargin at screen {:.4f}\n"
+      "set rmargin at screen {:.4f}\n"
+      "set tmargin at screen {:.4f}\n"
+      "set bmargin at screen {:.4f}\n",
+      left, right, top, bottom);
+}
+
+/// Panels of shares in percent, from grey to blue; their colour bar begins at height `y`.
+inline std::string heat_map(double y, double height) {
+  return fmt::format(
+      "set palette defined (0 '#f4f4f4', 1 '#c6dbef', 2 '#6baed6', 3 '#2171b5', 4 '#08306b')\n"
+      "set cbrange [0:100]\n"
+      "set border 0\n"
+      "set tics scale 0\n"
+      "set colorbox user origin screen 0.925,{:.4f} size 0.018,{:.4f} noborder\n"
+      "set cbtics ('0 %%' 0, '50 %%' 50, '100 %%' 100) offset -0.5\n",
+      y, height);
+}
+
+/// A panel of such, of `x y percent` a line; the next ones have no colour bar.
+inline std::string plot_heat(std::string_view name, std::string_view data,
+                             std::string_view settings) {
+  return fmt::format(
+      "${0} << end\n{1}end\n{2}"
+      "plot ${0} using 1:2:(0.485):(0.485):3 with boxxyerror fillstyle solid noborder "
+      "fillcolor palette\n"
+      "unset colorbox\n",
+      name, data, settings);
 }
 
 /// The script is kept in `folder`/gnuplot and run in `folder`, so that `gnuplot gnuplot/error.gp`
-/// there draws the picture again.
+/// there draws the picture again. `folder` is the process's own meanwhile.
 inline drawing draw(const std::filesystem::path& folder, const std::string& name,
                     const std::string& script) {
+  const auto before = std::filesystem::current_path();
   std::filesystem::create_directories(folder / "gnuplot");
+  std::filesystem::current_path(folder);
   const std::string file = "gnuplot/" + name + ".gp";
-  std::ofstream(folder / file) << script;
-  std::array<char*, 3> arguments = {const_cast<char*>("gnuplot"), const_cast<char*>(file.c_str()),
-                                    nullptr};
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
-  pid_t child = 0;
-  const int error = posix_spawnp(&child, "gnuplot", &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) {
-    return error == ENOENT ? drawing::no_gnuplot : drawing::failed;
-  }
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? drawing::done : drawing::failed;
+  std::ofstream(file) << script;
+  const int status =
+      std::system(("command -v gnuplot >/dev/null || exit 127; exec gnuplot " + file).c_str());
+  std::filesystem::current_path(before);
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+  return code == 0 ? drawing::done : code == 127 ? drawing::no_gnuplot : drawing::failed;
 }
 
 /// Okabe and Ito's colours, distinguishable to the colour-blind; black is the full cache's.
@@ -62,11 +86,6 @@ inline std::string_view colour(std::size_t i) {
   static constexpr std::array<std::string_view, 7> palette = {
       "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8a7a00"};
   return palette[i % palette.size()];
-}
-
-/// What a legend says of lines that it does not name.
-inline std::string others(std::size_t count) {
-  return fmt::format("{} other{}", count, count == 1 ? "" : "s");
 }
 
 /// Names and their colours, in as many rows as they take, the last at height `y` of the screen:

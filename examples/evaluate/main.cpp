@@ -4,7 +4,7 @@
 #include <iostream>
 
 #include "engine/error.hpp"
-#include "evaluate/evaluate.hpp"
+#include "evaluate/options.hpp"
 #include "evaluate/parallel.hpp"
 
 int main(int count, char** arguments) {
@@ -16,14 +16,10 @@ int main(int count, char** arguments) {
   } catch (const evaluate::help_request& help) {
     std::cout << help.text;
     return 0;
-  } catch (const evaluate::usage_error& e) {
-    std::cerr << "evaluate: " << e.what() << '\n';
-    return 2;
-  } catch (const engine::format_error& e) {
-    std::cerr << "evaluate: " << e.what() << '\n';
-    return 2;
   } catch (const std::exception& e) {
     std::cerr << "evaluate: " << e.what() << '\n';
-    return 1;
+    const bool of_caller = dynamic_cast<const evaluate::usage_error*>(&e) != nullptr ||
+                           dynamic_cast<const engine::format_error*>(&e) != nullptr;
+    return of_caller ? 2 : 1;
   }
 }

@@ -7,16 +7,15 @@
 #include "evaluate/nll.hpp"
 #include "evaluate/row.hpp"
 #include "evaluate/speed.hpp"
-#include "evaluate/stream_error.hpp"
-#include "evaluate/weights.hpp"
+#include "evaluate/task.hpp"
 
 namespace evaluate {
 
 /// A row, and what the pictures show beyond it.
 struct outcome {
   row result;
-  recall needle_after;               ///< by depth
-  std::vector<double> stream_error;  ///< [stream_budgets − 1] a budget's steps each
+  recall needle_after = {};               ///< by depth
+  std::vector<double> stream_error = {};  ///< [stream_budgets − 1] a budget's steps each
 };
 
 /// All that was asked for of one policy at one budget. `asked`: needle cases that are in memory no
@@ -26,57 +25,51 @@ inline outcome measure_row(const entry& e, const options& o, const plan& todo,
                            const dataset& m, needle_recall asked, const workers& on,
                            progress& bar) {
   const contender& c = e.chosen;
-  outcome x{.result = {.policy = e.name, .budget = e.given, .slots = c.limit.slots},
-            .needle_after = {},
-            .stream_error = {}};
+  outcome x{{.policy = e.name, .budget = e.given, .slots = c.limit.slots}};
   row& r = x.result;
   const auto stage = [&](const char* task, double weight) {
     bar.stage(fmt::format("{}, {} slots: {}", e.name, c.limit.slots, task), weight);
   };
-  const auto give = [](const estimate& of, auto& mean, auto& error) {
-    mean = of.mean, error = of.error;
-  };
-  r.bytes = static_cast<double>(compressed_cache(c, m.prompts.front().read).bytes());
+  r.bytes = {static_cast<double>(compressed_cache(c, m.prompts.front().read).bytes())};
   if (o.tasks.error) {
     stage("error", weight::error * todo.prompts);
     const errors found = errors_of(c, model, m.prompts, on);
-    give(found.attention, r.attention_error, r.attention_error_se);
-    give(found.output, r.output_error, r.output_error_se);
+    r.attention_error = found.attention;
+    r.output_error = found.output;
   }
   if (o.tasks.nll) {
     stage("nll", weight::nll * todo.prompts);
-    auto [nll, kl] = predict(c, model, m.prompts, on);
-    give(nll, r.nll, r.nll_se);
-    if (c.is_reference()) {  // by definition: the others' reference
-      kl.mean = 0, kl.error = kl.error ? std::optional(0.0) : std::nullopt;
-    }
-    give(kl, r.kl, r.kl_se);
+    const auto [nll, kl] = predict(c, model, m.prompts, on);
+    r.nll = nll;
+    r.kl = !c.is_reference() ? kl  // the others' reference: 0 by definition
+           : kl.error        ? estimate{0, 0}
+                             : estimate{0};
   }
   if (o.tasks.needle) {
     const double weight = weight::needle * static_cast<double>(m.cases.size()) / 2;
     stage("needle", weight);
     x.needle_after = asked.after += needle(c, model, tokens, m.cases, false, on);
-    give(x.needle_after.share(), r.needle_after, r.needle_after_se);
+    r.needle_after = x.needle_after.share();
     stage("needle inside", weight);
     asked.inside += needle(c, model, tokens, m.cases, true, on);
-    give(asked.inside.share(), r.needle_inside, r.needle_inside_se);
+    r.needle_inside = asked.inside.share();
   }
   if (o.tasks.stream && c.is_reference()) {
-    r.stream_error = 0;  // by definition: it is what the others are measured against
+    r.stream_error = {0};  // by definition: it is what the others are measured against
   } else if (e.stream_tokens > 0) {
     stage("stream", weight::stream_step * todo.streams * e.stream_tokens);
     x.stream_error = stream_error(c, model.shape(), m.streams, on);
-    r.stream_error = std::accumulate(x.stream_error.begin(), x.stream_error.end(), 0.0) /
-                     static_cast<double>(x.stream_error.size());
+    r.stream_error = {std::accumulate(x.stream_error.begin(), x.stream_error.end(), 0.0) /
+                      static_cast<double>(x.stream_error.size())};
   }
   if (o.tasks.speed) {
     stage("speed", weight::speed * o.threads);
     const text_prompt& p = m.prompts.front();
     const speed s = decode_speed(c, todo.full, model, p);
-    r.prefill_ms =
-        1000 * (m.prefill_seconds + compress_seconds(todo.policies[c.index], c, model.shape(), m));
-    r.decode_tokens_per_s = s.decode_tokens_per_s;
-    r.decode_vs_full = c.is_reference() ? 1 : s.decode_vs_full;
+    r.prefill_ms = {
+        1000 * (m.prefill_seconds + compress_seconds(todo.policies[c.index], c, model.shape(), m))};
+    r.decode_tokens_per_s = {s.decode_tokens_per_s};
+    r.decode_vs_full = {c.is_reference() ? 1 : s.decode_vs_full};
   }
   return x;
 }

@@ -46,7 +46,7 @@ std::optional<int> writer::next(const engine::matrix_view& logits) {
 }
 
 reply writer::written() const {
-  return {static_cast<std::size_t>(std::ranges::find(wanted_, word_) - wanted_.begin()), begins_};
+  return {as_size(std::ranges::find(wanted_, word_) - wanted_.begin()), begins_};
 }
 
 reply write(compressed_decoder& decoder, const row_major_matrix* logits,
@@ -120,18 +120,17 @@ std::vector<char> answers(const contender& c, const engine::decoder& model,
 
 recall needle(const contender& c, const engine::decoder& model, const engine::tokenizer& tokens,
               const std::vector<needle_case>& cases, bool inside, const workers& on) {
-  const auto count = static_cast<index_t>(cases.size());
+  const auto count = count_of(cases);
   const auto right = on.map((count + cases_abreast - 1) / cases_abreast, [&](index_t i) {
     const index_t first = i * cases_abreast;
     return answers(
         c, model, tokens,
-        std::span(cases).subspan(static_cast<std::size_t>(first),
-                                 static_cast<std::size_t>(std::min(cases_abreast, count - first))),
+        std::span(cases).subspan(as_size(first), as_size(std::min(cases_abreast, count - first))),
         inside);
   });
   recall r;
   for (std::size_t i = 0; i < cases.size(); ++i) {
-    const auto bin = static_cast<std::size_t>(cases[i].bin);
+    const auto bin = as_size(cases[i].bin);
     r.right[bin] += right[i / cases_abreast][i % cases_abreast];
     ++r.asked[bin];
   }

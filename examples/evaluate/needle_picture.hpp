@@ -56,34 +56,26 @@ inline std::string needle_picture(const std::vector<outcome>& outcomes) {
   constexpr double panel_height = 200, above = 74, below = 110, between = 80, letter = 7;  // pixels
   const double height = above + below + static_cast<double>(lines) * panel_height +
                         static_cast<double>(lines - 1) * between;
-  std::string script = picture("needle", width, static_cast<int>(height));
+  std::string script = picture("needle", width, static_cast<int>(height),
+                               "Needles found, asked for after compression") +
+                       heat_map(1 - (above + panel_height) / height, panel_height / height);
   script += fmt::format(
-      "set multiplot title '{{/:Bold Needles found, asked for after compression}}' font ',15'\n"
-      "set palette defined (0 '#f4f4f4', 1 '#c6dbef', 2 '#6baed6', 3 '#2171b5', 4 '#08306b')\n"
-      "set cbrange [0:100]\n"
       "set yrange [{}:-0.5]\n"
-      "set border 0\n"
-      "set tics scale 0\n"
       "set label 1 'budget, slots per head' at screen 0.49,{:.4f} center\n"
-      "set label 2 \"{}\" noenhanced at screen 0.1,{:.4f} font ',11'\n"
-      // One panel draws the colour bar for all.
-      "set colorbox user origin screen 0.925,{:.4f} size 0.018,{:.4f} noborder\n"
-      "set cbtics ('0 %%' 0, '50 %%' 50, '100 %%' 100) offset -0.5\n",
-      depth_bins - 0.5, 72 / height, none, 48 / height, 1 - (above + panel_height) / height,
-      panel_height / height);
+      "set label 2 \"{}\" noenhanced at screen 0.1,{:.4f} font ',11'\n",
+      depth_bins - 0.5, 72 / height, none, 48 / height);
   constexpr double begin = 0.1, end = 0.905, gap = 0.018;
   const double step = (end - begin + gap) / static_cast<double>(abreast);
   for (std::size_t i = 0; i < panels.size(); ++i) {
     const panel& p = panels[i];
-    std::string tics;
-    script += "$found << end\n";
+    std::string tics, data;
     for (std::size_t b = 0; b < p.budgets.size(); ++b) {
       const row& result = p.budgets[b]->result;
       const recall& found = p.budgets[b]->needle_after;
       tics += fmt::format("{}'{}' {}", b == 0 ? "" : ", ", result.slots, b);
       for (std::size_t bin = 0; bin < depth_bins; ++bin) {
         if (found.asked[bin] > 0) {
-          script +=
+          data +=
               fmt::format("{} {} {:.4g}\n", b, bin, 100.0 * found.right[bin] / found.asked[bin]);
         }
       }
@@ -97,26 +89,22 @@ inline std::string needle_picture(const std::vector<outcome>& outcomes) {
     }
     const double top =
         above + static_cast<double>(i / abreast) * (panel_height + between);  // from above
-    script += fmt::format(
-        "end\n"
-        "set lmargin at screen {:.4f}\n"
-        "set rmargin at screen {:.4f}\n"
-        "set tmargin at screen {:.4f}\n"
-        "set bmargin at screen {:.4f}\n"
+    const std::string settings = fmt::format(
         "set xrange [-0.5:{}]\n"
         "set xtics ({})\n"
         "{}\n"
-        "set title \"{}\" noenhanced font ',12' offset 0,-0.6\n"
-        "plot $found using 1:2:(0.485):(0.485):3 with boxxyerror fillstyle solid noborder "
-        "fillcolor palette\n"
-        "unset colorbox; unset label 1; unset label 2\n",
-        left, left + step - gap, 1 - top / height, 1 - (top + panel_height) / height,
+        "set title \"{}\" noenhanced font ',12' offset 0,-0.6\n",
         static_cast<double>(p.budgets.size()) - 0.5, tics,
         i % abreast == 0 ? fmt::format("set ylabel 'depth in the prompt' offset 1; "
                                        "set ytics scale 0 ('start' -0.5, 'middle' {}, 'end' {})",
                                        depth_bins / 2.0 - 0.5, depth_bins - 0.5)
                          : "unset ylabel; unset ytics",
         title);
+    script += plot_heat("found", data,
+                        margins(left, left + step - gap, 1 - top / height,
+                                1 - (top + panel_height) / height) +
+                            settings) +
+              "unset label 1; unset label 2\n";
   }
   return script + "unset multiplot\n";
 }

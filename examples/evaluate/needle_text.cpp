@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>  // std::min, std::ranges::find
+#include <numeric>    // std::accumulate
 #include <utility>    // std::pair
 
 namespace evaluate {
@@ -46,7 +47,7 @@ namespace detail {
 
 std::vector<std::string> draw_names(random_source& random, index_t n) {
   std::vector<std::string> names;
-  while (static_cast<index_t>(names.size()) < n) {
+  while (count_of(names) < n) {
     if (std::string name = random.name(); std::ranges::find(names, name) == names.end()) {
       names.push_back(std::move(name));
     }
@@ -99,9 +100,9 @@ needle_text draw_needle(const options& o, const engine::tokenizer& tokens,
                         std::span<const int> text, index_t i, index_t bin) {
   random_source random(o.seed, 2, i);
   const engine::chat_turn turn = chat_turn_of(o, tokens);
-  const auto begin = static_cast<index_t>(turn.before.size());
+  const auto begin = count_of(turn.before);
   const auto keys = detail::draw_names(random, o.needles);  // the first one is asked for
-  needle_text result{.body = turn.before, .question = {}, .value = {}, .bin = bin};
+  needle_text result{.body = turn.before, .bin = bin};
   std::vector<std::vector<int>> needles;
   std::vector<index_t> lengths;
   for (const std::string& key : keys) {
@@ -111,21 +112,17 @@ needle_text draw_needle(const options& o, const engine::tokenizer& tokens,
       result.question = encode_question(fill_in(o.question, key, value), tokens, turn);
     }
     needles.push_back(tokens.encode_fragment(fill_in(o.needle, key, value)));
-    lengths.push_back(static_cast<index_t>(needles.back().size()));
+    lengths.push_back(count_of(needles.back()));
   }
-  const index_t room = o.prompt - begin - static_cast<index_t>(result.question.size());
-  index_t planted = 0;
-  for (const index_t length : lengths) {
-    planted += length;
-  }
+  const index_t room = o.prompt - begin - count_of(result.question);
+  const index_t planted = std::accumulate(lengths.begin(), lengths.end(), 0);
   detail::require(2 * planted <= room,
                   fmt::format("--prompt: expected at least {} tokens for needles of {} and a "
                               "question of {} tokens, got {}",
                               2 * planted + o.prompt - room, planted, o.prompt - room, o.prompt));
   const auto places = draw_places(random, lengths, room, result.bin);
   result.fact = begin + places.front(), result.fact_tokens = lengths.front();
-  const auto first = static_cast<std::size_t>(
-      random.below(static_cast<index_t>(text.size()) - (o.prompt - planted) + 1));
+  const auto first = as_size(random.below(count_of(text) - (o.prompt - planted) + 1));
   auto prose = text.subspan(first);
   for (index_t at = 0; at < o.prompt - begin;) {
     const auto found = std::ranges::find(places, at);
@@ -134,9 +131,9 @@ needle_text draw_needle(const options& o, const engine::tokenizer& tokens,
       prose = prose.subspan(1);
       ++at;
     } else {
-      const auto& needle = needles[static_cast<std::size_t>(found - places.begin())];
+      const auto& needle = needles[as_size(found - places.begin())];
       result.body.insert(result.body.end(), needle.begin(), needle.end());
-      at += static_cast<index_t>(needle.size());
+      at += count_of(needle);
     }
   }
   return result;

@@ -17,10 +17,10 @@ inline constexpr index_t depth_bins = 10;
 /// One needle case, as tokens.
 struct needle_text {
   std::vector<int> body;  ///< text with needles, as long as the prompt; before it a turn's begin
-  std::vector<int> question;  ///< fits behind the last needle, over the end of the body
-  std::string value;          ///< the answer
-  index_t bin = 0;            ///< depth of the needle asked for, 0 .. depth_bins − 1
-  index_t fact = 0;           ///< where that needle begins
+  std::vector<int> question = {};  ///< fits behind the last needle, over the end of the body
+  std::string value = {};          ///< the answer
+  index_t bin = 0;                 ///< depth of the needle asked for, 0 .. depth_bins − 1
+  index_t fact = 0;                ///< where that needle begins
   index_t fact_tokens = 0;
 };
 

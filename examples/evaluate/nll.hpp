@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: MIT
 /// Task `nll`: how well the model predicts text behind a compressed prompt, and how far its
-/// predictions are from the full cache's.
+/// predictions are from the full cache's. Tasks `chain` and `copy`: text that only the whole prompt
+/// tells.
 #pragma once
 
 #include <algorithm>  // std::max
 #include <cmath>      // std::log
+#include <memory>     // std::make_shared
+#include <span>
+#include <vector>
 
 #include "evaluate/compressed_cache.hpp"
 #include "evaluate/dataset.hpp"
 #include "evaluate/estimate.hpp"
+#include "evaluate/task.hpp"
 
 namespace evaluate {
 
@@ -62,13 +67,42 @@ struct mean_prediction {
 inline mean_prediction predict(const contender& c, const engine::decoder& model,
                                const std::vector<text_prompt>& prompts, const workers& on) {
   std::vector<double> nll, kl;
-  for (const prediction& x : on.map(static_cast<index_t>(prompts.size()), [&](index_t i) {
-         const text_prompt& p = prompts[static_cast<std::size_t>(i)];
+  for (const prediction& x : on.map(count_of(prompts), [&](index_t i) {
+         const text_prompt& p = prompts[as_size(i)];
          return predict(c, model, p.read, p.next, p.predicted);
        })) {
     nll.push_back(x.nll), kl.push_back(x.kl);
   }
   return {estimate_of(nll), estimate_of(kl)};
+}
+
+/// For each contender, mean nats a token of `next` behind the prompt `text`.
+inline std::vector<score> nats_behind(const engine::decoder& model, std::span<const int> text,
+                                      std::span<const int> next,
+                                      std::span<const named_policy> policies,
+                                      std::span<const contender> contenders, index_t capacity) {
+  const engine::record r = engine::prefill(model, text);
+  const auto body = std::make_shared<prompt_body>(model.shape(), r, count_of(text), capacity);
+  const prompt read =
+      measure(model.shape(), r, policies, body, replay_for(policies, model, r, text));
+  std::vector<score> scores;
+  for (const contender& c : contenders) {
+    scores.push_back({predict(c, model, read, next, {}).nll});
+  }
+  return scores;
+}
+
+/// Tokens of the passage, of a prompt of twice as many at least.
+inline constexpr index_t copied_tokens = 128;
+
+/// Nats a token of the passage from the middle of `text`, the second time.
+inline std::vector<score> copy(const engine::decoder& model, std::span<const int> text,
+                               std::span<const named_policy> policies,
+                               std::span<const contender> contenders, index_t capacity) {
+  const std::size_t length = text.size();
+  const std::size_t count = std::min<std::size_t>(copied_tokens, length / 2);
+  return nats_behind(model, text, text.subspan((length - count) / 2, count), policies, contenders,
+                     capacity);
 }
 
 }  // namespace evaluate

@@ -4,9 +4,9 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>  // std::ranges::find
+#include <array>
 #include <cmath>  // std::floor
-
-#include "evaluate/names.hpp"
 
 namespace evaluate {
 
@@ -36,24 +36,17 @@ std::vector<budget_option> parse_budgets(const std::string& list) {
 }
 
 task_set parse_tasks(const std::string& list) {
+  constexpr std::array names = {"error", "nll",   "needle",        "stream", "speed",
+                                "chain", "ruler", "stream_needle", "copy"};
+  constexpr std::array members = {&task_set::error,  &task_set::nll,           &task_set::needle,
+                                  &task_set::stream, &task_set::speed,         &task_set::chain,
+                                  &task_set::ruler,  &task_set::stream_needle, &task_set::copy};
   task_set tasks;
   for (const std::string& word : split(list)) {
-    bool* const task = word == "error"           ? &tasks.error
-                       : word == "nll"           ? &tasks.nll
-                       : word == "needle"        ? &tasks.needle
-                       : word == "stream"        ? &tasks.stream
-                       : word == "speed"         ? &tasks.speed
-                       : word == "chain"         ? &tasks.chain
-                       : word == "ruler"         ? &tasks.ruler
-                       : word == "stream_needle" ? &tasks.stream_needle
-                       : word == "copy"          ? &tasks.copy
-                                                 : nullptr;
-    require(
-        task != nullptr,
-        "--tasks: expected some of error,nll,needle,stream,speed,chain,ruler,stream_needle,copy, "
-        "got '" +
-            word + "'");
-    *task = true;
+    const auto found = std::ranges::find(names, word);
+    require(found != names.end(),
+            fmt::format("--tasks: expected some of {}, got '{}'", fmt::join(names, ","), word));
+    tasks.*members[as_size(found - names.begin())] = true;
   }
   require(!split(list).empty(), "--tasks: expected at least 1 task");
   return tasks;
@@ -127,7 +120,11 @@ options parse(int count, const char* const* arguments) {
   o.tasks = detail::parse_tasks(tasks);
   for (named_policy& p : o.policies) {
     p.ahead = o.ahead;
-    set_lookahead(p.policy, o.ahead);
+    p.policy.visit([&](auto& one) {  // where a decode step's remembered queries are moved to
+      if constexpr (requires { one.decode.ahead = o.ahead; }) {
+        one.decode.ahead = o.ahead;
+      }
+    });
   }
   o.needle = detail::unescape(o.needle);
   o.question = detail::unescape(o.question);

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
-/// What was asked for on the command line.
+/// What was asked for on the command line, and the main job: every policy at every budget, as a
+/// table, a CSV file and pictures.
 #pragma once
 
 #include <algorithm>  // std::max
 #include <cstdint>
 #include <filesystem>
+#include <ostream>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "evaluate/policies.hpp"
-#include "evaluate/usage.hpp"
 
 namespace evaluate {
 
@@ -77,5 +78,9 @@ struct options {
 
 /// Throws `usage_error` or `help_request`.
 options parse(int count, const char* const* arguments);
+
+/// Writes the table to `out`, progress to `err`. 0: all is done; 130: Ctrl-C came, and the rows
+/// done by then are kept. Throws `usage_error` before anything is run.
+int run(const options& o, std::ostream& out, std::ostream& err);
 
 }  // namespace evaluate

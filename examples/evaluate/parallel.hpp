@@ -10,12 +10,13 @@
 #include <thread>
 #include <vector>
 
+#include "engine/matrix.hpp"
 #include "evaluate/progress.hpp"
-#include "kvmeld/config.hpp"
 
 namespace evaluate {
 
-using kvmeld::index_t;
+using engine::as_size;
+using engine::index_t;
 
 /// Set by Ctrl-C; work in hand is finished, nothing new is begun.
 inline std::atomic<bool> interrupted = false;
@@ -37,16 +38,17 @@ class workers {
  public:
   workers(index_t threads, progress& bar) : threads_(threads), bar_(bar) {}
 
-  /// `f(i)` for `i` in `0 .. n − 1`, each once, in any order.
+  /// `f(0) .. f(n − 1)`, in order; each is called once, in any order.
   template <class F>
-  void each(index_t n, F f) const {
+  auto map(index_t n, F f) const {
+    std::vector<decltype(f(index_t{}))> results(as_size(n));
     std::atomic<index_t> next = 0;
     std::exception_ptr error;
     std::mutex guard;
     const auto work = [&] {
       for (index_t i = 0; !interrupted && (i = next++) < n;) {
         try {
-          f(i);
+          results[as_size(i)] = f(i);
           bar_.add(1.0 / n);
         } catch (...) {
           const std::lock_guard lock(guard);
@@ -68,24 +70,7 @@ class workers {
     if (interrupted) {
       throw interruption();
     }
-  }
-
-  /// `f(0) .. f(n − 1)`, in order.
-  template <class F>
-  auto map(index_t n, F f) const {
-    std::vector<decltype(f(index_t{}))> results(static_cast<std::size_t>(n));
-    each(n, [&](index_t i) { results[static_cast<std::size_t>(i)] = f(i); });
     return results;
-  }
-
-  /// Their mean, summed in order: the same bits for any number of threads.
-  template <class F>
-  double mean(index_t n, F f) const {
-    double sum = 0;
-    for (const double x : map(n, f)) {
-      sum += x;
-    }
-    return sum / n;
   }
 
  private:

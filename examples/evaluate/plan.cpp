@@ -7,29 +7,12 @@
 #include <set>
 #include <utility>  // std::move
 
-#include "evaluate/budget_allocation.hpp"
+#include "evaluate/contender.hpp"
 #include "kvmeld/compress/shared_slots.hpp"
 
 namespace evaluate {
 
 namespace detail {
-
-index_t slots_within(const any_policy& p, storage type, double share, index_t prompt, index_t dim,
-                     index_t group) {
-  const auto bytes = [&](const any_policy& of, storage held_in, index_t slots) {
-    const std::size_t slot = 2 * kvmeld::row_bytes(held_in, dim) +
-                             sizeof(float) * (1 + of.slot_stats().size()) + sizeof(index_t);
-    return static_cast<double>(slot * static_cast<std::size_t>(slots) +
-                               sizeof(float) * of.memory(dim, group, slots));
-  };
-  const double most = share * bytes(full_cache(), storage::f32, prompt);
-  index_t fit = 0;
-  for (index_t above = prompt + 1; fit + 1 < above;) {
-    const index_t slots = fit + (above - fit) / 2;
-    (bytes(p, type, slots) <= most ? fit : above) = slots;
-  }
-  return fit;
-}
 
 std::string refusal_of(const any_policy& p, storage type, index_t slots, index_t dim) {
   try {
@@ -45,23 +28,49 @@ std::string refusal_of(const any_policy& p, storage type, index_t slots, index_t
 }  // namespace detail
 
 void plan::set_whole_heads(const std::vector<index_t>& order, index_t tokens) {
-  for (group& g : groups) {
-    for (entry& e : g.entries) {
-      if (e.chosen.budgets == budget_allocation::duo_attention && e.refusal.empty()) {
-        const index_t slots = e.chosen.limit.slots;
-        const index_t count = whole_heads(static_cast<index_t>(order.size()), slots, tokens,
-                                          e.chosen.policy.min_budget());
-        e.chosen.whole.assign(order.size(), 0);
-        for (index_t i = 0; i < count; ++i) {
-          e.chosen.whole[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = 1;
-        }
-        e.refusal = count > 0 ? "" : "refused: too few slots for one head to keep all";
+  for (entry* const e : entries_of(*this)) {
+    contender& c = e->chosen;
+    if (c.budgets == budget_allocation::duo_attention && e->refusal.empty()) {
+      const index_t count =
+          whole_heads(count_of(order), c.limit.slots, tokens, c.policy.min_budget());
+      c.whole.assign(order.size(), 0);
+      for (index_t i = 0; i < count; ++i) {
+        c.whole[as_size(order[as_size(i)])] = 1;
       }
+      e->refusal = count > 0 ? "" : "refused: too few slots for one head to keep all";
     }
   }
 }
 
 namespace {
+
+/// No more memory for tokens that share entries than a budget of `slots` can use.
+void set_table(any_policy& policy, index_t slots) {
+  policy.visit([&](auto& p) {
+    if constexpr (requires { p.table = slots; }) {
+      p.table = p.table > 0 ? p.table : static_cast<index_t>(p.gamma * static_cast<float>(slots));
+    }
+  });
+}
+
+/// The most slots of a head that take `share` of the bytes of a full head of `prompt` tokens in
+/// floats, the policy's state included; 0: not one does.
+index_t slots_within(const any_policy& p, storage type, double share, index_t prompt, index_t dim,
+                     index_t group) {
+  const auto bytes = [&](const any_policy& of, storage held_in, index_t slots) {
+    const std::size_t slot = 2 * kvmeld::row_bytes(held_in, dim) +
+                             sizeof(float) * (1 + of.slot_stats().size()) + sizeof(index_t);
+    return static_cast<double>(slot * as_size(slots) +
+                               sizeof(float) * of.memory(dim, group, slots));
+  };
+  const double most = share * bytes(full_cache(), storage::f32, prompt);
+  index_t fit = 0;
+  for (index_t above = prompt + 1; fit + 1 < above;) {
+    const index_t slots = fit + (above - fit) / 2;
+    (bytes(p, type, slots) <= most ? fit : above) = slots;
+  }
+  return fit;
+}
 
 std::string title_of(const budget_option& b, index_t prompt) {
   if (b.of_bytes) {
@@ -75,10 +84,7 @@ std::string title_of(const budget_option& b, index_t prompt) {
 }  // namespace
 
 plan make_plan(const options& o, index_t text_tokens, const engine::config& shape) {
-  plan p{.policies = o.policies,
-         .full = {.index = 0, .policy = full_cache(), .limit = {o.prompt}},
-         .groups = {},
-         .notes = {}};
+  plan p{.policies = o.policies, .full = {.index = 0, .policy = full_cache(), .limit = {o.prompt}}};
   auto full = std::ranges::find_if(p.policies, [](const named_policy& n) {
     return !n.policy.evicts() && n.storage == storage::f32;
   });
@@ -86,7 +92,7 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
   if (!is_shown) {
     full = p.policies.insert(full, {std::string(full_cache().name()), full_cache()});
   }
-  p.full.index = static_cast<std::size_t>(full - p.policies.begin());
+  p.full.index = as_size(full - p.policies.begin());
   group whole{.title = fmt::format("all of the prompt: {} slots per head", o.prompt)};
   for (std::size_t i = 0; i < p.policies.size(); ++i) {
     const named_policy& n = p.policies[i];
@@ -116,8 +122,8 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
       const named_policy& n = p.policies[i];
       if (n.policy.evicts()) {
         const any_policy policy = n.measuring();
-        const index_t slots = b.of_bytes ? detail::slots_within(policy, n.storage, b.given,
-                                                                o.prompt, shape.dim, shape.group())
+        const index_t slots = b.of_bytes ? slots_within(policy, n.storage, b.given, o.prompt,
+                                                        shape.dim, shape.group())
                                          : b.slots(o.prompt);
         p.most_slots = std::max(p.most_slots, slots);
         contender chosen{.index = i,
@@ -149,7 +155,12 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
       }
     }
   }
-  p.for_each_policy([&](any_policy& x) { set_table(x, p.most_slots); });
+  for (named_policy& n : p.policies) {
+    set_table(n.policy, p.most_slots);
+  }
+  for (entry* const e : entries_of(p)) {
+    set_table(e->chosen.policy, p.most_slots);
+  }
   p.prompts = o.future_tokens() > 0 || o.tasks.nll ? o.prompts : 1;
   p.streams = p.longest_stream > 0 ? o.prompts : 0;
   const index_t positions = shape.max_positions;  // 0: not said

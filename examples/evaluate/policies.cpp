@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include "evaluate/policies.hpp"
 
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>  // std::ranges::find
+#include <array>
+#include <sstream>  // std::istringstream
+
 namespace evaluate {
 
 any_policy named_policy::measuring() const {
@@ -22,38 +29,141 @@ query_source source_of(const any_policy& policy) {
                                                 : query_source::own;
 }
 
+namespace {
+
+/// A policy as its name alone says.
+named_policy by_itself(const any_policy& p) {
+  const bool shares = p.name() == kvmeld::fold::name() || p.name() == kvmeld::kvzip::name();
+  return {.name = std::string(p.name()),
+          .policy = p,
+          .queries = source_of(p),
+          .budgets = shares ? budget_allocation::global : budget_allocation::uniform};
+}
+
+/// Which of the names `word` is, behind `sign`; `all` is what stands there.
+template <class Choice, std::size_t N>
+Choice chosen(char sign, const std::array<const char*, N>& names, const std::string& word,
+              const std::string& all) {
+  const auto found = std::ranges::find(names, word);
+  detail::require(found != names.end(),
+                  fmt::format("--policies: expected {0}{1} or {0}{2}, got '{0}{3}'", sign,
+                              fmt::join(names.begin(), names.end() - 1, std::string(", ") + sign),
+                              names.back(), all));
+  return static_cast<Choice>(found - names.begin());
+}
+
+/// "lookahead" or "lookahead:900", which takes so many queries.
+void set_source(named_policy& p, const std::string& word) {
+  constexpr std::array names = {"own", "window", "spread", "replay", "lookahead"};
+  const std::string name = word.substr(0, word.find(':'));
+  p.queries = chosen<query_source>('@', names, name, word);
+  if (name.size() < word.size()) {
+    detail::require(CLI::detail::lexical_cast(word.substr(name.size() + 1), p.queries_taken) &&
+                        p.queries_taken > 0 && p.queries != query_source::own,
+                    "--policies: expected @window, @spread, @replay or @lookahead:queries, got '@" +
+                        word + "'");
+  }
+}
+
+void set_division(named_policy& p, const std::string& word) {
+  constexpr std::array names = {"equal",  "pyramid_kv",    "pyramid_infer", "d2o",
+                                "ada_kv", "duo_attention", "global",        "profile"};
+  p.budgets = chosen<budget_allocation>('+', names, word, word);
+  const bool by_scores = p.budgets == budget_allocation::d2o ||
+                         p.budgets == budget_allocation::ada_kv || is_shared(p.budgets);
+  detail::require(!by_scores || !p.policy.slot_stats().empty(),
+                  "--policies: +" + word + ": expected a policy that scores slots, got " + p.name);
+}
+
+/// What `word` has from `sign` on, which is taken off.
+std::string cut(std::string& word, std::size_t at) {
+  const std::string tail = word.substr(std::min(at, word.size()));
+  word.resize(word.size() - tail.size());
+  return tail;
+}
+
+}  // namespace
+
 std::vector<named_policy> all_policies() {
   std::vector<named_policy> list;
   for (const any_policy& p : any_policy::every()) {
-    list.push_back({.name = std::string(p.name()), .policy = p, .queries = source_of(p)});
-    if (p.name() == kvmeld::fold::name() || p.name() == kvmeld::kvzip::name()) {
-      list.back().budgets = budget_allocation::global;
-    }
+    list.push_back(by_itself(p));
   }
-  list.push_back(
-      {.name = "fold+equal", .policy = kvmeld::fold{}, .queries = source_of(kvmeld::fold{})});
-  list.push_back({.name = "snapkv+pyramid_kv",
-                  .policy = kvmeld::snapkv{},
-                  .budgets = budget_allocation::pyramid_kv});
-  list.push_back({.name = "snapkv+pyramid_infer",
-                  .policy = kvmeld::snapkv{},
-                  .budgets = budget_allocation::pyramid_infer});
-  list.push_back(
-      {.name = "snapkv+ada_kv", .policy = kvmeld::snapkv{}, .budgets = budget_allocation::ada_kv});
-  list.push_back({.name = "streaming_llm+duo_attention",
-                  .policy = kvmeld::streaming_llm{},
-                  .budgets = budget_allocation::duo_attention});
-  list.push_back({.name = "d2o+d2o", .policy = kvmeld::d2o{}, .budgets = budget_allocation::d2o});
+  for (const char* const name : {"fold+equal", "snapkv+pyramid_kv", "snapkv+pyramid_infer",
+                                 "snapkv+ada_kv", "streaming_llm+duo_attention", "d2o+d2o"}) {
+    list.push_back(detail::parse_policy(name));
+  }
   return list;
 }
 
-void set_table(any_policy& policy, index_t slots) {
-  policy.visit([&](auto& p) {
-    if constexpr (requires { p.table = slots; }) {
-      p.table = p.table > 0 ? p.table : static_cast<index_t>(p.gamma * static_cast<float>(slots));
-    }
-  });
+namespace detail {
+
+std::vector<std::string> split(const std::string& list, char by) {
+  std::vector<std::string> words;
+  std::string word;
+  for (std::istringstream in(list); std::getline(in, word, by);) {
+    words.push_back(word);
+  }
+  return words;
 }
+
+named_policy parse_policy(const std::string& word) {
+  std::string spec = word;
+  const std::string storage = cut(spec, spec.find('/')), source = cut(spec, spec.find('@')),
+                    division = cut(spec, spec.rfind('+'));
+  const std::string name = spec.substr(0, spec.find(':'));
+  const auto known = any_policy::every();
+  if (std::ranges::find(known, name, &any_policy::name) == known.end()) {
+    std::vector<std::string> names;
+    for (const named_policy& p : all_policies()) {
+      names.push_back(p.name);
+    }
+    throw usage_error(fmt::format("--policies: expected all or some of {}, got '{}'",
+                                  fmt::join(names, ","), name));
+  }
+  named_policy p = by_itself([&] {
+    try {
+      return kvmeld::make_policy<any_policy>(spec);
+    } catch (const kvmeld::error& e) {
+      throw usage_error(std::string("--policies: ") + e.what());
+    }
+  }());
+  if (!division.empty()) {
+    set_division(p, division.substr(1));
+  }
+  if (!source.empty()) {
+    set_source(p, source.substr(1));
+  }
+  if (!storage.empty()) {
+    constexpr std::array names = {"float32", "half", "bfloat16", "q8_0"};
+    p.storage = chosen<evaluate::storage>('/', names, storage.substr(1), storage.substr(1));
+  }
+  p.name = word;
+  return p;
+}
+
+std::vector<named_policy> parse_policies(const std::string& list) {
+  if (list == "all") {
+    return all_policies();
+  }
+  std::vector<std::string> names;
+  for (const std::string& word : split(list)) {
+    const bool parameter = word.find('=') != std::string::npos && word.find('=') < word.find(':');
+    if (parameter && !names.empty()) {
+      names.back() += "," + word;
+    } else if (std::ranges::find(names, word) == names.end()) {
+      names.push_back(word);
+    }
+  }
+  require(!names.empty(), "--policies: expected at least 1 policy");
+  std::vector<named_policy> chosen;
+  for (const std::string& name : names) {
+    chosen.push_back(parse_policy(name));
+  }
+  return chosen;
+}
+
+}  // namespace detail
 
 std::vector<any_policy> share_clusters(const any_policy& policy,
                                        const kvmeld::budget_profile& profile, index_t tokens) {
@@ -72,14 +182,6 @@ std::vector<any_policy> share_clusters(const any_policy& policy,
       }
     }
     return {};
-  });
-}
-
-void set_lookahead(any_policy& policy, const kvmeld::future_positions& ahead) {
-  policy.visit([&](auto& p) {
-    if constexpr (requires { p.decode.ahead = ahead; }) {
-      p.decode.ahead = ahead;
-    }
   });
 }
 

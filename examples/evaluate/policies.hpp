@@ -1,18 +1,39 @@
 // SPDX-License-Identifier: MIT
 /// The policies that are compared, as the command line names them: `h2o`, `snapkv@lookahead`,
-/// `fold:share=0.4,ridge=0/q8_0`.
+/// `fold:share=0.4,ridge=0/q8_0`, in general
+/// `name[:parameter=value,...][+division][@source[:queries]][/storage]`.
 #pragma once
 
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "custom_policy.hpp"
+#include "engine/matrix.hpp"
 #include "kvmeld/kvmeld.hpp"
 
 namespace evaluate {
 
-using kvmeld::index_t;
+using engine::as_size;
+using engine::count_of;
+using engine::index_t;
 using kvmeld::storage;
+
+/// The caller's mistake, as one line: nothing was run.
+class usage_error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+namespace detail {
+
+inline void require(bool ok, const std::string& message) {
+  if (!ok) {
+    throw usage_error(message);
+  }
+}
+
+}  // namespace detail
 
 /// A policy of one's own takes part by being named here.
 using any_policy = kvmeld::any_policy_with<custom::lowest_norm>;
@@ -22,7 +43,7 @@ using any_policy = kvmeld::any_policy_with<custom::lowest_norm>;
 /// the spread ones moved to the positions to come.
 enum class query_source { own, window, spread, replay, lookahead };
 
-/// How budgets are divided between layers and heads; see budget_allocation.hpp.
+/// How budgets are divided between layers and heads; see contender.hpp.
 enum class budget_allocation {
   uniform,
   pyramid_kv,
@@ -72,18 +93,25 @@ query_source source_of(const any_policy& policy);
 /// and `kvzip` share the model's slots.
 std::vector<named_policy> all_policies();
 
+namespace detail {
+
+std::vector<std::string> split(const std::string& list, char by = ',');
+
+/// Throws `usage_error`.
+named_policy parse_policy(const std::string& word);
+
+/// Names with commas between; a word that is no name but `parameter=value` belongs to the policy
+/// before it. Throws `usage_error`.
+std::vector<named_policy> parse_policies(const std::string& list);
+
+}  // namespace detail
+
 /// The one that all others are compared with.
 inline any_policy full_cache() { return kvmeld::full_cache{}; }
-
-/// No more memory for tokens that share entries than a budget of `slots` can use.
-void set_table(any_policy& policy, index_t slots);
 
 /// The policies of heads that share slots: of `policy`, as it is where they do, with as many
 /// clusters in all, each head as its errors weigh; none, if there are no errors or clusters.
 std::vector<any_policy> share_clusters(const any_policy& policy,
                                        const kvmeld::budget_profile& profile, index_t tokens);
-
-/// Where a decode step's remembered queries are moved to.
-void set_lookahead(any_policy& policy, const kvmeld::future_positions& ahead);
 
 }  // namespace evaluate

@@ -2,6 +2,7 @@
 #include "evaluate/prompt.hpp"
 
 #include <algorithm>  // std::min, std::ranges::max
+#include <chrono>
 #include <utility>
 
 namespace evaluate {
@@ -9,8 +10,7 @@ namespace evaluate {
 void append(kvmeld::cache& kv, index_t layer, const engine::layer_record& r, index_t first,
             index_t last) {
   const auto rows = [&](const row_major_matrix& m) {
-    return std::span(m.data() + first * m.cols(),
-                     static_cast<std::size_t>((last - first) * m.cols()));
+    return std::span(m.data() + first * m.cols(), as_size((last - first) * m.cols()));
   };
   kv.append(kv.heads(layer, 0), rows(r.k), rows(r.v), last - first);
 }
@@ -19,7 +19,7 @@ prompt_body::prompt_body(const engine::config& shape, const engine::record& r, i
                          index_t capacity)
     : kv(shape.attention(), {.layers = shape.layers, .capacity = capacity}), tokens(length) {
   for (index_t l = 0; l < shape.layers; ++l) {
-    append(kv, l, r.layers[static_cast<std::size_t>(l)], 0, length);
+    append(kv, l, r.layers[as_size(l)], 0, length);
   }
 }
 
@@ -81,7 +81,7 @@ void observe_replay(const any_policy& policy, const engine::config& shape, kvmel
     queries.data += begin * queries.row;
     queries.count = rows;
     for (index_t h = 0; h < kv.heads(); ++h) {
-      auto& state = heads[static_cast<std::size_t>(h)];
+      auto& state = heads[as_size(h)];
       kvmeld::observe(policy, kv.head(h), state, queries.of(h));
       kv.head(h).restore(tokens, tokens);
       state.truncate(tokens);
@@ -120,9 +120,8 @@ measured_prompt measure(const named_policy& p, const engine::config& shape, cons
       }
     }
     if (replays) {
-      observe_replay(policy, shape, kv,
-                     std::span(m.heads).last(static_cast<std::size_t>(kv.heads())), again.layers[l],
-                     again.parts);
+      observe_replay(policy, shape, kv, std::span(m.heads).last(as_size(kv.heads())),
+                     again.layers[l], again.parts);
     }
     m.chosen.push_back(chosen);
   }
@@ -133,9 +132,6 @@ prompt measure(const engine::config& shape, const engine::record& r,
                std::span<const named_policy> policies, std::shared_ptr<const prompt_body> body,
                const second_readings& again) {
   prompt p{.body = std::move(body),
-           .tail = {},
-           .measured = {},
-           .own = {},
            .logits = r.logits,
            .tokens = static_cast<index_t>(r.layers.front().q.rows())};
   const Eigen::Index behind = p.tokens - p.body->tokens;
@@ -152,26 +148,80 @@ prompt measure(const engine::config& shape, const engine::record& r,
   return p;
 }
 
-void extend(const engine::decoder& model, engine::record& r, std::span<const int> tokens,
-            engine::logits_of kept, std::vector<row_major_matrix>* streams) {
-  const engine::config& c = model.shape();
-  engine::decoder::scratch work;
-  const Eigen::Index before = r.layers.front().q.rows();
-  const Eigen::Index after = before + static_cast<Eigen::Index>(tokens.size());
-  const auto attend = [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {
-    auto& l = r.layers[static_cast<std::size_t>(layer)];
-    for (const auto& [all, more] : {std::pair{&l.q, &q}, {&l.k, &k}, {&l.v, &v}}) {
-      all->conservativeResize(after, Eigen::NoChange);
-      all->bottomRows(more->rows()) = *more;
-    }
-    out = engine::causal_attention(q, l.k, l.v, c.heads, c.kv_heads, c.dim,
-                                   static_cast<index_t>(before));
-    if (streams != nullptr) {
-      streams->push_back(work.stream);
-    }
+namespace {
+
+/// Of the part before, so many tokens follow the words, for a part to begin behind them.
+constexpr index_t replay_overlap = 8;
+
+/// The words before the part of `tokens` that begins at `begin`, and that part.
+std::vector<int> part_of(std::span<const int> tokens, index_t begin, index_t count,
+                         const replay_words& words) {
+  std::vector<int> part = begin == 0 ? words.whole : words.part;
+  const auto add = [&](std::span<const int> more) {
+    part.insert(part.end(), more.begin(), more.end());
   };
-  model.forward(work, tokens, static_cast<index_t>(before), attend, r.logits,
-                kept == engine::logits_of::last);
+  const index_t overlap = words.part.empty() ? 0 : std::min(begin, replay_overlap);
+  add(tokens.subspan(as_size(begin - overlap), as_size(overlap)));
+  add(words.end);
+  add(tokens.subspan(as_size(begin), as_size(count)));
+  return part;
+}
+
+}  // namespace
+
+replay_words replay_words_of(const engine::tokenizer& tokens, const engine::chat_turn& turn) {
+  return {.whole = tokens.encode_fragment("\n\nRepeat the previous context exactly."),
+          .part = tokens.encode_fragment(
+              "\n\nRepeat the part of the previous context exactly, starting with"),
+          .end = turn.after.empty() ? tokens.encode_fragment("\n") : turn.after,
+          .skipped = turn.before};
+}
+
+replayed_prompt replay(const engine::decoder& model, const engine::record& r,
+                       std::span<const int> tokens, const replay_words& words, index_t chunk) {
+  const auto started = std::chrono::steady_clock::now();
+  replayed_prompt again;
+  const auto count = count_of(tokens);
+  again.layers.resize(r.layers.size());
+  const bool skips = std::ranges::mismatch(words.skipped, tokens).in1 == words.skipped.end();
+  const auto first = skips ? count_of(words.skipped) : 0;
+  const auto read = tokens.subspan(as_size(first));
+  for (index_t begin = 0; begin < count - first; begin += chunk) {
+    const auto part = part_of(read, begin, std::min(chunk, count - first - begin), words);
+    const auto rows = count_of(part);
+    engine::record behind = r;
+    engine::extend(model, behind, part);
+    const auto before = static_cast<Eigen::Index>(again.positions.size());
+    for (std::size_t l = 0; l < r.layers.size(); ++l) {
+      auto& all = again.layers[l];
+      const auto& layer = behind.layers[l];
+      for (const auto& [to, from] :
+           {std::pair{&all.q, &layer.q}, {&all.k, &layer.k}, {&all.v, &layer.v}}) {
+        to->conservativeResize(before + rows, from->cols());
+        to->bottomRows(rows) = from->bottomRows(rows);
+      }
+    }
+    for (index_t i = 0; i < rows; ++i) {
+      again.positions.push_back(count + i);
+    }
+    again.parts.push_back(rows);
+  }
+  again.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  return again;
+}
+
+second_readings replay_for(std::span<const named_policy> policies, const engine::decoder& model,
+                           const engine::record& r, std::span<const int> tokens) {
+  second_readings both;
+  for (const named_policy& p : policies) {
+    if (p.observes_replay() && both.repeated.parts.empty()) {
+      both.repeated = replay(model, r, tokens, p.words, repeated_chunk);
+    } else if (p.queries == query_source::replay && !p.observes_replay() &&
+               both.behind.parts.empty()) {
+      both.behind = replay(model, r, tokens, {}, behind_chunk);
+    }
+  }
+  return both;
 }
 
 }  // namespace evaluate

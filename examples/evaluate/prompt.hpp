@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/prefill.hpp"
+#include "engine/tokenizer.hpp"
 #include "evaluate/policies.hpp"
 
 namespace evaluate {
@@ -40,11 +41,11 @@ struct measured_prompt {
 /// A prompt as all budgets share it.
 struct prompt {
   std::shared_ptr<const prompt_body> body;
-  std::vector<engine::layer_record> tail;  ///< keys and values behind the body
-  std::vector<measured_prompt> measured;   ///< [policies]
+  std::vector<engine::layer_record> tail = {};  ///< keys and values behind the body
+  std::vector<measured_prompt> measured = {};   ///< [policies]
   /// [layers] the last of the prompt's own queries, [own_queries, heads · dim], for policies that
   /// plan on the queries of their window
-  std::vector<row_major_matrix> own;
+  std::vector<row_major_matrix> own = {};
   row_major_matrix logits;  ///< [1, vocab] after the last token
   index_t tokens = 0;
 
@@ -89,10 +90,20 @@ prompt measure(const engine::config& shape, const engine::record& r,
                std::span<const named_policy> policies, std::shared_ptr<const prompt_body> body,
                const second_readings& again = {});
 
-/// Goes on where `r` ends, through the full cache; `r.logits` are the last token's, or those of
-/// all `tokens`. `streams`: takes what each layer's attention is added to, `[tokens, hidden]`.
-void extend(const engine::decoder& model, engine::record& r, std::span<const int> tokens,
-            engine::logits_of kept = engine::logits_of::last,
-            std::vector<row_major_matrix>* streams = nullptr);
+/// KVzip's words; `turn`: what the model's chat template has around them, or nothing.
+replay_words replay_words_of(const engine::tokenizer& tokens, const engine::chat_turn& turn);
+
+/// Tokens of the prompt that are read again at a time, as in KVzip's code; and for reference
+/// queries, so that they stay near what is to come and within the model's context.
+inline constexpr index_t repeated_chunk = 2048, behind_chunk = 256;
+
+/// Reads `tokens`, of which `r` is the record, once more, `chunk` at a time: every part begins
+/// right behind the prompt, with `words` if there are any.
+replayed_prompt replay(const engine::decoder& model, const engine::record& r,
+                       std::span<const int> tokens, const replay_words& words, index_t chunk);
+
+/// The second readings that some of the policies measure on.
+second_readings replay_for(std::span<const named_policy> policies, const engine::decoder& model,
+                           const engine::record& r, std::span<const int> tokens);
 
 }  // namespace evaluate

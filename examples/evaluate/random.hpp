@@ -9,11 +9,13 @@
 #include <utility>  // std::swap
 #include <vector>
 
-#include "kvmeld/config.hpp"
+#include "engine/matrix.hpp"
 
 namespace evaluate {
 
-using kvmeld::index_t;
+using engine::as_size;
+using engine::count_of;
+using engine::index_t;
 
 class random_source {
  public:
@@ -31,7 +33,7 @@ class random_source {
   std::string name() {
     static constexpr std::string_view consonants = "bcdfghjklmnprstvz", vowels = "aeiou";
     const auto one_of = [&](std::string_view letters) {
-      return letters[static_cast<std::size_t>(below(static_cast<index_t>(letters.size())))];
+      return letters[as_size(below(count_of(letters)))];
     };
     std::string word;
     for (index_t syllables = 2 + below(3); syllables > 0; --syllables) {
@@ -54,7 +56,7 @@ class random_source {
   template <class T>
   void shuffle(std::vector<T>& list) {
     for (std::size_t n = list.size(); n > 1; --n) {
-      std::swap(list[n - 1], list[static_cast<std::size_t>(below(static_cast<index_t>(n)))]);
+      std::swap(list[n - 1], list[as_size(below(static_cast<index_t>(n)))]);
     }
   }
 

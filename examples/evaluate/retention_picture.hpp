@@ -6,13 +6,66 @@
 #include <string>
 #include <vector>
 
+#include "evaluate/dataset.hpp"
 #include "evaluate/gnuplot.hpp"
-#include "evaluate/plan.hpp"
-#include "evaluate/retention.hpp"
 
 namespace evaluate {
 
 inline constexpr index_t retention_slots = 64, retention_steps = 384;
+
+/// What becomes of a token.
+enum class fate : char { to_come, kept, merged, evicted };
+
+/// `[steps][tokens]`: token `t` after step `s`, of the first KV head of a recorded layer decoded
+/// from an empty cache at `b`. A step in its parts, as `kvmeld::step` puts them together.
+inline std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config& shape,
+                                             const engine::layer_record& layer, index_t steps,
+                                             const budget& b) {
+  kvmeld::cache kv(shape.attention(1), {.capacity = b.trigger_length()});
+  const auto head = kv.head(0);
+  auto state = kvmeld::make_head_state(p, head);
+  kvmeld::workspace work;
+  work.reserve(head);
+  std::vector<float> out(as_size(shape.group() * shape.dim));
+  std::vector<std::vector<index_t>> members;  // tokens of each slot
+  std::vector<std::vector<fate>> fates;
+  for (index_t t = 0; t < steps; ++t) {
+    head.push(&layer.k(t, 0), &layer.v(t, 0));
+    members.push_back({t});
+    const auto probabilities =
+        std::span(work.attention).first(members.size() * as_size(head.group()));
+    const float* const q = &layer.q(t, 0);
+    const auto log_sum_exp = std::span(work.log_sum_exp).first(as_size(head.group()));
+    kvmeld::hooks(p).attend(head, state, q, out.data(), probabilities, log_sum_exp);
+    kvmeld::observe(p, head, state, work,
+                    {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
+    if (b.reached(head.length())) {
+      kvmeld::plan(p, head, state, b.slots, work.scratch, work.plan);
+      std::vector<std::vector<index_t>> rows(as_size(work.plan.rows()));
+      for (index_t r = 0; r < work.plan.rows(); ++r) {
+        auto& slot = rows[as_size(r)];
+        for (const kvmeld::merge_source& e : work.plan.row(r)) {
+          const auto& from = members[as_size(e.source)];
+          slot.insert(slot.end(), from.begin(), from.end());
+        }
+      }
+      members = std::move(rows);
+      kvmeld::apply(p, work.plan, head, state, work.scratch);
+    }
+    if (head.length() <= b.slots) {
+      kvmeld::hooks(p).after_compress(head, state, b.slots);
+    }
+
+    auto& now = fates.emplace_back(as_size(steps), fate::to_come);
+    std::fill_n(now.begin(), t + 1, fate::evicted);
+    for (const auto& slot : members) {
+      for (const index_t token : slot) {
+        now[as_size(token)] = slot.size() == 1 ? fate::kept : fate::merged;
+      }
+    }
+  }
+  return fates;
+}
 
 /// What the colours mean, from the upper left corner at `x`, `y` of the screen; boxes of `w`, `h`.
 inline std::string retention_legend(double x, double y, double w, double h) {
@@ -69,9 +122,9 @@ inline std::string retention_picture(const plan& todo, const engine::config& sha
                      top + static_cast<double>(place / abreast) * (side + between));
   };
 
-  std::string script = picture("retention", static_cast<int>(width), static_cast<int>(height));
+  std::string script = picture("retention", static_cast<int>(width), static_cast<int>(height),
+                               "What becomes of every token while decoding");
   script += fmt::format(
-      "set multiplot title '{{/:Bold What becomes of every token while decoding}}' font ',15'\n"
       "set palette defined (0 '#ffffff', 1 '#0072b2', 2 '#f0b43c', 3 '#e6e6e6') maxcolors 4\n"
       "set cbrange [-0.5:3.5]\n"
       "unset colorbox\n"
@@ -84,7 +137,7 @@ inline std::string retention_picture(const plan& todo, const engine::config& sha
       steps, steps / 3, 0.9 * steps);
   constexpr std::size_t stride = 2;  // steps drawn: a panel has no more pixels
   for (std::size_t i = 0; i < policies.size(); ++i) {
-    const auto fates = follow(policies[i]->policy, shape, layer, 0, steps,
+    const auto fates = follow(policies[i]->policy, shape, layer, steps,
                               kvmeld::budget_within(policies[i]->policy, retention_slots));
     script += fmt::format("$fates{} << end\n", i);
     for (std::size_t t = 0; t < fates.size(); ++t) {
@@ -102,19 +155,15 @@ inline std::string retention_picture(const plan& todo, const engine::config& sha
     }
     const auto [x, y] = corner(i);
     const bool lowest = i + abreast >= policies.size();
+    script += margins(x / width, (x + side) / width, 1 - y / height, 1 - (y + side) / height);
     script += fmt::format(
-        "set lmargin at screen {:.4f}\n"
-        "set rmargin at screen {:.4f}\n"
-        "set tmargin at screen {:.4f}\n"
-        "set bmargin at screen {:.4f}\n"
         "set title '{}' noenhanced offset 0,-0.8\n"
         "set format x '{}'\n"
         "set format y '{}'\n"
         "{}\n"
         "{}\n"
         "plot $fates{} matrix using ($1 * {} + 1):($2 + 0.5):3 with image\n",
-        x / width, (x + side) / width, 1 - y / height, 1 - (y + side) / height, policies[i]->name,
-        lowest ? "%g" : "", i % abreast == 0 ? "%g" : "",
+        policies[i]->name, lowest ? "%g" : "", i % abreast == 0 ? "%g" : "",
         lowest ? "set xlabel 'step' offset 0,1" : "unset xlabel",
         i % abreast == 0 ? "set ylabel 'token' offset 1.8" : "unset ylabel", i, stride);
   }

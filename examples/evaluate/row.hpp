@@ -4,77 +4,59 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <optional>
 #include <ostream>
 #include <string>
 #include <string_view>
 
-#include "kvmeld/config.hpp"
+#include "evaluate/estimate.hpp"
+#include "evaluate/options.hpp"
 
 namespace evaluate {
 
-using kvmeld::index_t;
-
-/// A policy at a budget. What was not asked for is empty.
+/// A policy at a budget. What was not asked for is empty; standard errors are over prompts or
+/// cases.
 struct row {
   std::string policy;
   std::string budget = "1";  ///< as it was given
   index_t slots = 0;
-  std::optional<double> attention_error = {}, nll = {}, needle_after = {}, needle_inside = {},
-                        stream_error = {}, bytes = {}, prefill_ms = {}, decode_tokens_per_s = {},
-                        decode_vs_full = {}, kl = {}, output_error = {};
-  /// Standard errors over prompts or cases.
-  std::optional<double> attention_error_se = {}, nll_se = {}, needle_after_se = {},
-                        needle_inside_se = {}, kl_se = {}, output_error_se = {};
+  std::optional<estimate> attention_error = {}, nll = {}, needle_after = {}, needle_inside = {},
+                          stream_error = {}, bytes = {}, prefill_ms = {}, decode_tokens_per_s = {},
+                          decode_vs_full = {}, kl = {}, output_error = {};
 };
 
-enum class best { none, lowest, highest };
+using figure = std::optional<estimate> row::*;
+
+inline double mean_of(const std::optional<estimate>& x, double otherwise = 0) {
+  return x ? x->mean : otherwise;
+}
 
 struct column {
   std::string_view name;  ///< in the CSV file
-  std::optional<double> row::*value;
-  std::array<std::string_view, 2> heading;  ///< in the table: what, and its unit
-  evaluate::best best;
-  int digits;                                            ///< behind the point, in the table
-  std::optional<double> row::*standard_error = nullptr;  ///< `name`_se in the file; null: none
-  bool later = false;  ///< last in the file, whose order does not change; not in the table
+  figure value;
+  bool task_set::*task;         ///< null: always shown
+  std::string_view what, unit;  ///< its heading in the table
+  bool high;                    ///< the more, the better
+  int digits;                   ///< behind the point, in the table
+  bool has_error = false;       ///< `name`_se in the file
+  bool later = false;           ///< last in the file, whose order does not change; not in the table
 };
 
-inline constexpr std::array columns = {
-    column{"attention_error",
-           &row::attention_error,
-           {"attention", "error"},
-           best::lowest,
-           3,
-           &row::attention_error_se},
-    column{"nll", &row::nll, {"nll", "nats/token"}, best::lowest, 3, &row::nll_se},
-    column{"needle_after",
-           &row::needle_after,
-           {"needle", "after, %"},
-           best::highest,
-           0,
-           &row::needle_after_se},
-    column{"needle_inside",
-           &row::needle_inside,
-           {"needle", "inside, %"},
-           best::highest,
-           0,
-           &row::needle_inside_se},
-    column{"stream_error", &row::stream_error, {"stream", "error"}, best::lowest, 3},
-    column{"bytes", &row::bytes, {"cache and", "state"}, best::lowest, 0},
-    column{"prefill_ms", &row::prefill_ms, {"prefill", "ms"}, best::lowest, 0},
-    column{
-        "decode_tokens_per_s", &row::decode_tokens_per_s, {"decode", "tokens/s"}, best::highest, 0},
-    column{"decode_vs_full", &row::decode_vs_full, {"decode", "vs full"}, best::highest, 2},
-    column{"kl", &row::kl, {"kl to full", "nats/token"}, best::lowest, 4, &row::kl_se},
-    column{"output_error",
-           &row::output_error,
-           {"output", "error"},
-           best::lowest,
-           4,
-           &row::output_error_se,
-           true},
+inline constexpr bool low = false, high = true;
+inline constexpr column columns[] = {
+    {"attention_error", &row::attention_error, &task_set::error, "attention", "error", low, 3,
+     true},
+    {"nll", &row::nll, &task_set::nll, "nll", "nats/token", low, 3, true},
+    {"needle_after", &row::needle_after, &task_set::needle, "needle", "after, %", high, 0, true},
+    {"needle_inside", &row::needle_inside, &task_set::needle, "needle", "inside, %", high, 0, true},
+    {"stream_error", &row::stream_error, &task_set::stream, "stream", "error", low, 3},
+    {"bytes", &row::bytes, nullptr, "cache and", "state", low, 0},
+    {"prefill_ms", &row::prefill_ms, &task_set::speed, "prefill", "ms", low, 0},
+    {"decode_tokens_per_s", &row::decode_tokens_per_s, &task_set::speed, "decode", "tokens/s", high,
+     0},
+    {"decode_vs_full", &row::decode_vs_full, &task_set::speed, "decode", "vs full", high, 2},
+    {"kl", &row::kl, &task_set::nll, "kl to full", "nats/token", low, 4, true},
+    {"output_error", &row::output_error, &task_set::error, "output", "error", low, 4, true, true},
 };
 
 /// `f(column, standard error or not)` in the order of the file.
@@ -83,7 +65,7 @@ void for_each_field(F f) {
   for (const bool later : {false, true}) {
     for (const bool error : {false, true}) {
       for (const column& c : columns) {
-        if (c.later == later && (!error || c.standard_error != nullptr)) {
+        if (c.later == later && (!error || c.has_error)) {
           f(c, error);
         }
       }
@@ -114,7 +96,8 @@ inline std::string csv_field(std::string text) {
 inline void write_csv(std::ostream& out, const row& r) {
   out << fmt::format("{},{},{}", csv_field(r.policy), r.budget, r.slots);
   for_each_field([&](const column& c, bool error) {
-    const auto& x = r.*(error ? c.standard_error : c.value);
+    const auto& found = r.*c.value;
+    const auto x = !found ? std::nullopt : error ? found->error : std::optional(found->mean);
     out << ',' << (x ? fmt::format("{:.{}g}", *x, *x >= 1e6 ? 12 : 6) : "");
   });
   out << std::endl;

@@ -3,7 +3,6 @@
 #include <iostream>
 
 #include "evaluate/options.hpp"
-#include "evaluate/usage.hpp"
 #include "llama_cpp/program.hpp"
 
 int main(int count, char** arguments) try {

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "evaluate/names.hpp"
+#include "evaluate/policies.hpp"
 #include "evaluate/options.hpp"
 #include "evaluate/progress.hpp"
 #include "llama_cpp/vocabulary.hpp"

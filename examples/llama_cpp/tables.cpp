@@ -7,7 +7,7 @@
 
 #include "engine/error.hpp"
 #include "engine/tokenizer.hpp"
-#include "evaluate/names.hpp"
+#include "evaluate/policies.hpp"
 #include "evaluate/needle_text.hpp"
 #include "evaluate/progress.hpp"
 

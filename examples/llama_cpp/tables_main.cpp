@@ -3,7 +3,7 @@
 /// llama.cpp, as a Markdown table. MODES: repack, own, or both with a comma between.
 #include <iostream>
 
-#include "evaluate/names.hpp"
+#include "evaluate/policies.hpp"
 #include "llama_cpp/tables.hpp"
 
 int main(int count, char** arguments) try {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "evaluate/usage.hpp"
+#include "evaluate/policies.hpp"
 
 namespace kvmeld::llama {
 

@@ -177,18 +177,18 @@ TEST_CASE("decoder: refuses tokens it does not have") {
   const reference r("llama-f32");
   growing_lists lists(r.model.shape());
   row_major_matrix logits;
+  engine::decoder::scratch scratch;
   for (const int token : {-1, 64}) {
     const std::vector<int> tokens{0, token};
     CHECK_THROWS_WITH(
-        r.model.forward(tokens, 0, lists, logits),
+        r.model.forward(scratch, tokens, 0, lists, logits),
         Catch::Contains("expected tokens 0 to 63") && Catch::Contains(std::to_string(token)));
   }
-  CHECK_THROWS_WITH(r.model.forward({}, 0, lists, logits),
+  CHECK_THROWS_WITH(r.model.forward(scratch, {}, 0, lists, logits),
                     Catch::Contains("expected at least 1 token"));
   CHECK_THROWS_WITH(engine::prefill(r.model, {}), Catch::Contains("expected at least 1 token"));
   CHECK_THROWS_WITH(engine::prefill(r.model, r.tokens, engine::logits_of::last, 0),
                     Catch::Contains("expected a chunk of at least 1 token, got 0"));
-  engine::decoder::scratch scratch;
   CHECK_THROWS_WITH(r.model.forward(scratch, r.tokens, std::vector<index_t>{1, 2}, lists, logits),
                     Catch::Contains("expected 48 positions") && Catch::Contains("got 2"));
 }

@@ -8,8 +8,8 @@ namespace {
 
 evaluate::row of(const std::string& policy, double error, double kl, double facts) {
   evaluate::row r{};
-  r.policy = policy, r.bytes = 1 << 21;
-  r.attention_error = error, r.kl = kl, r.needle_after = facts;
+  r.policy = policy, r.bytes = {1 << 21};
+  r.attention_error = {error}, r.kl = {kl}, r.needle_after = {facts};
   return r;
 }
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 /// Needle cases of which not all fit in memory.
-#include "evaluate/case_batches.hpp"
-
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <utility>  // std::pair

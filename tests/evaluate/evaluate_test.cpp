@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 /// The main job from its command line to its files.
-#include "evaluate/evaluate.hpp"
-
 #include <catch2/catch.hpp>
 #include <cstdlib>  // setenv
 #include <map>
@@ -10,6 +8,7 @@
 
 #include "evaluate/needle.hpp"
 #include "evaluate/nll.hpp"
+#include "evaluate/options.hpp"
 #include "evaluate/parallel.hpp"
 #include "support/tiny_model.hpp"
 

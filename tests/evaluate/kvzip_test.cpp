@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "evaluate/compressed_cache.hpp"
-#include "evaluate/replay.hpp"
+#include "evaluate/prompt.hpp"
 #include "support/paths.hpp"
 #include "support/tiny_model.hpp"
 

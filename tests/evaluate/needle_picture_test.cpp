@@ -8,7 +8,7 @@ namespace {
 
 evaluate::outcome found(const std::string& policy) {
   evaluate::outcome x;
-  x.result.policy = policy, x.result.slots = 90, x.result.needle_after = 1;
+  x.result.policy = policy, x.result.slots = 90, x.result.needle_after = {1};
   x.needle_after.asked[0] = x.needle_after.right[0] = 1;
   return x;
 }

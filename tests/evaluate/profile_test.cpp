@@ -7,8 +7,8 @@
 #include <iostream>
 
 #include "evaluate/attention_error.hpp"
-#include "evaluate/names.hpp"
-#include "evaluate/replay.hpp"
+#include "evaluate/policies.hpp"
+#include "evaluate/prompt.hpp"
 #include "support/tiny_model.hpp"
 
 using test::fields;
@@ -124,9 +124,8 @@ TEST_CASE("errors of heads are those of attention behind the prompt, head by hea
   REQUIRE(errors.size() == 2);
   const evaluate::compressed_cache cache(c, p.read);
   for (std::size_t l = 0; l < 2; ++l) {
-    evaluate::row_major_matrix attended;
-    evaluate::attend_behind(cache.kv(), static_cast<kvmeld::index_t>(l), p.future[l].tokens,
-                            attended);
+    const auto attended =
+        evaluate::attended(cache.kv(), static_cast<kvmeld::index_t>(l), p.future[l].tokens, true);
     const auto& w = model.parameters().layers[l].o.weight;
     double expected = 0;
     for (Eigen::Index t = 0; t < 8; ++t) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 /// Prompts that all policies and budgets share, and what each keeps of them.
+#include "evaluate/prompt.hpp"
+
 #include <catch2/catch.hpp>
 
 #include "evaluate/compressed_cache.hpp"
-#include "evaluate/names.hpp"
-#include "evaluate/replay.hpp"
+#include "evaluate/policies.hpp"
 #include "support/tiny_model.hpp"
 
 using test::tiny_model;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 // A policy's slots in another storage: rows of the table, and the cache that they decode from.
-#include "evaluate/stored_cache.hpp"
-
 #include <catch2/catch.hpp>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "evaluate/compressed_cache.hpp"
 #include "support/tiny_model.hpp"
 
 using test::fields;

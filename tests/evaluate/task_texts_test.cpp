@@ -12,7 +12,7 @@
 
 #include "engine/test_files.hpp"
 #include "evaluate/chain_text.hpp"
-#include "evaluate/replay.hpp"
+#include "evaluate/prompt.hpp"
 #include "evaluate/ruler_text.hpp"
 #include "support/paths.hpp"
 

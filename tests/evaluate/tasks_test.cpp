@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "engine/test_files.hpp"
-#include "evaluate/copy.hpp"
-#include "evaluate/evaluate.hpp"
 #include "evaluate/needle.hpp"
-#include "evaluate/tasks_table.hpp"
+#include "evaluate/nll.hpp"
+#include "evaluate/options.hpp"
+#include "evaluate/table.hpp"
 #include "support/paths.hpp"
 #include "support/tiny_model.hpp"
 

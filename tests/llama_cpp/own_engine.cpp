@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "engine/prefill.hpp"
-#include "evaluate/names.hpp"
+#include "evaluate/policies.hpp"
 
 namespace test {
 
@@ -107,14 +107,14 @@ engine::row_major_matrix chunked_engine::decode(std::span<const int> tokens) {
   const auto through = [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {
     attend(layer, q, k, v, out);
   };
+  engine::decoder::scratch memory;
   if (turned_ == angles::ours) {
-    model_.forward(tokens, position_, through, logits);
+    model_.forward(memory, tokens, position_, through, logits);
   } else {  // at position 0 the engine turns nothing
     const auto& c = model_.shape();
     const auto turn = [&](const auto& x) {
       return turned_as_llama_cpp(x, position_, c.dim, c.rope.base());
     };
-    engine::decoder::scratch memory;
     model_.forward(
         memory, tokens, std::vector<index_t>(tokens.size(), 0),
         [&](index_t layer, const auto& q, const auto& k, const auto& v, auto& out) {

@@ -5,7 +5,7 @@
 #include <catch2/catch.hpp>
 #include <sstream>
 
-#include "evaluate/names.hpp"
+#include "evaluate/policies.hpp"
 #include "llama_cpp/bundled.hpp"
 #include "support/paths.hpp"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/test_files.hpp"
-#include "evaluate/evaluate.hpp"
+#include "evaluate/options.hpp"
 #include "evaluate/random.hpp"
 
 namespace test {

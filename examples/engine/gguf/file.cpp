@@ -28,7 +28,10 @@ std::int64_t file::key(const std::string& name, gguf_type type, const char* kind
   return id;
 }
 
-index_t file::count(const std::string& name) const {
+index_t file::count(const std::string& name, std::optional<index_t> otherwise) const {
+  if (otherwise && !has(name)) {
+    return *otherwise;
+  }
   const auto n = gguf_get_val_u32(values_.get(), key(name, GGUF_TYPE_UINT32, "one u32"));
   if (n == 0 || n > static_cast<std::uint32_t>(std::numeric_limits<index_t>::max())) {
     refuse("key \"", name, "\": expected a count from 1 to ", std::numeric_limits<index_t>::max(),
@@ -37,7 +40,10 @@ index_t file::count(const std::string& name) const {
   return static_cast<index_t>(n);
 }
 
-double file::number(const std::string& name) const {
+double file::number(const std::string& name, std::optional<double> otherwise) const {
+  if (otherwise && !has(name)) {
+    return *otherwise;
+  }
   const double x = gguf_get_val_f32(values_.get(), key(name, GGUF_TYPE_FLOAT32, "one f32"));
   if (!(x > 0 && x < std::numeric_limits<double>::infinity())) {
     refuse("key \"", name, "\": expected a finite number above 0, got ", x);
@@ -49,12 +55,16 @@ std::string file::word(const std::string& name) const {
   return gguf_get_val_str(values_.get(), key(name, GGUF_TYPE_STRING, "a string"));
 }
 
-index_t file::rows(const std::string& name) const {
+std::int64_t file::tensor(const std::string& name) const {
   const auto id = gguf_find_tensor(values_.get(), name.c_str());
   if (id < 0) {
     refuse("expected tensor \"", name, "\"");
   }
-  const auto n = gguf_get_tensor_ne(values_.get(), id)[1];
+  return id;
+}
+
+index_t file::rows(const std::string& name) const {
+  const auto n = gguf_get_tensor_ne(values_.get(), tensor(name))[1];
   if (n > std::numeric_limits<index_t>::max()) {
     refuse("tensor \"", name, "\": expected at most ", std::numeric_limits<index_t>::max(),
            " rows, got ", n);
@@ -75,10 +85,7 @@ row_vector file::vector(const std::string& name, index_t size) const {
 }
 
 void file::copy(const std::string& name, index_t rows, index_t columns, float* out) const {
-  const auto id = gguf_find_tensor(values_.get(), name.c_str());
-  if (id < 0) {
-    refuse("expected tensor \"", name, "\"");
-  }
+  const auto id = tensor(name);
   const std::int64_t* const size = gguf_get_tensor_ne(values_.get(), id);
   if (size[0] != columns || size[1] != rows || size[2] != 1 || size[3] != 1) {
     refuse("tensor \"", name, "\": expected shape [", rows, ", ", columns, "], got [", size[1],
@@ -119,7 +126,7 @@ void file::expect_keys(const std::string& prefix,
 }
 
 void file::expect_tensors(std::size_t read) const {
-  const auto all = static_cast<std::size_t>(gguf_get_n_tensors(values_.get()));
+  const auto all = as_size(gguf_get_n_tensors(values_.get()));
   if (all != read) {
     refuse("expected ", read, " tensors of a plain llama or qwen2, got ", all,
            " (this engine has no MLP biases, experts, or query and key norms)");

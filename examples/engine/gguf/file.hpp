@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -21,14 +22,8 @@ class file {
 
   bool has(const std::string& key) const { return gguf_find_key(values_.get(), key.c_str()) >= 0; }
   /// A positive number of things.
-  index_t count(const std::string& key) const;
-  index_t count(const std::string& key, index_t by_default) const {
-    return has(key) ? count(key) : by_default;
-  }
-  double number(const std::string& key) const;
-  double number(const std::string& key, double by_default) const {
-    return has(key) ? number(key) : by_default;
-  }
+  index_t count(const std::string& key, std::optional<index_t> otherwise = {}) const;
+  double number(const std::string& key, std::optional<double> otherwise = {}) const;
   std::string word(const std::string& key) const;
 
   bool has_tensor(const std::string& name) const {
@@ -56,6 +51,7 @@ class file {
   };
 
   std::int64_t key(const std::string& name, gguf_type type, const char* kind) const;
+  std::int64_t tensor(const std::string& name) const;
   void copy(const std::string& name, index_t rows, index_t columns, float* out) const;
 
   std::filesystem::path path_;

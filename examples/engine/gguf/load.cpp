@@ -104,19 +104,9 @@ void part_pairs(linear& l, index_t dim) {
 }
 
 weights load_weights(const file& from, const architecture& a) {
-  constexpr tensor_names names = {.embedding = "token_embd",
-                                  .norm = "output_norm",
-                                  .output = "output",
-                                  .layer = "blk.",
-                                  .attention_norm = "attn_norm",
-                                  .mlp_norm = "ffn_norm",
-                                  .q = "attn_q",
-                                  .k = "attn_k",
-                                  .v = "attn_v",
-                                  .o = "attn_output",
-                                  .gate = "ffn_gate",
-                                  .up = "ffn_up",
-                                  .down = "ffn_down"};
+  constexpr tensor_names names = {"token_embd", "output_norm", "output",  "blk.",   "attn_norm",
+                                  "ffn_norm",   "attn_q",      "attn_k",  "attn_v", "attn_output",
+                                  "ffn_gate",   "ffn_up",      "ffn_down"};
   const config& c = a.shape;
   weights w = read_weights(from, c, names);
   for (layer_weights& l : w.layers) {

@@ -30,18 +30,65 @@ std::vector<int> tokenize(const llama_vocab* vocab, std::string_view text, bool 
   const int n = llama_tokenize(vocab, text.data(), static_cast<int>(text.size()), tokens.data(),
                                static_cast<int>(tokens.size()), false, special);
   expects(n >= 0, "encode: expected at most ", tokens.size(), " tokens, got ", -n);
-  tokens.resize(static_cast<std::size_t>(n));
+  tokens.resize(as_size(n));
   return tokens;
 }
 
 class vocabulary : public text_codec {
  public:
-  explicit vocabulary(const std::filesystem::path& file);
+  explicit vocabulary(const std::filesystem::path& file) : whole_(load(file, nullptr)) {
+    if (llama_vocab_type(of(whole_)) == LLAMA_VOCAB_TYPE_SPM) {
+      std::array<llama_model_kv_override, 2> changed = {};  // ends with an empty key
+      changed[0].tag = LLAMA_KV_OVERRIDE_TYPE_BOOL;
+      std::strcpy(changed[0].key, "tokenizer.ggml.add_space_prefix");
+      changed[0].val_bool = false;
+      fragment_ = load(file, changed.data());
+    }
+  }
 
   index_t size() const override { return llama_vocab_n_tokens(of(whole_)); }
-  std::vector<int> encode(std::string_view text, bool fragment) const override;
-  std::string decode(std::span<const int> tokens) const override;
-  std::optional<chat_turn> chat() const override;
+  std::vector<int> encode(std::string_view text, bool fragment) const override {
+    return tokenize(of(fragment && fragment_ ? fragment_ : whole_), text, false);
+  }
+
+  std::string decode(std::span<const int> tokens) const override {
+    std::string text;
+    std::string piece(64, '\0');
+    for (const int token : tokens) {
+      const auto write = [&] {
+        return llama_token_to_piece(of(whole_), token, piece.data(), static_cast<int>(piece.size()),
+                                    0, false);
+      };
+      int n = write();
+      if (n < 0) {
+        piece.resize(as_size(-n));
+        n = write();
+      }
+      text.append(piece, 0, as_size(std::max(n, 0)));
+    }
+    return text;
+  }
+
+  std::optional<chat_turn> chat() const override {
+    const char* const form = llama_model_chat_template(whole_.get(), nullptr);
+    if (form == nullptr) {
+      return {};
+    }
+    constexpr std::string_view said = "what is said";
+    const llama_chat_message message{"user", said.data()};
+    std::string text(1 << 14, '\0');
+    const int n = llama_chat_apply_template(form, &message, 1, true, text.data(),
+                                            static_cast<int>(text.size()));
+    text.resize(n < 0 || n > static_cast<int>(text.size()) ? 0 : as_size(n));
+    const auto at = text.find(said);
+    if (at == std::string::npos) {
+      return {};
+    }
+    const auto tokens = [&](const std::string& part) {
+      return tokenize(of(fragment_ ? fragment_ : whole_), part, true);
+    };
+    return chat_turn{tokens(text.substr(0, at)), tokens(text.substr(at + said.size()))};
+  }
 
   /// Has the file one? A model of bytes has none.
   bool is_there() const { return llama_vocab_type(of(whole_)) != LLAMA_VOCAB_TYPE_NONE; }
@@ -53,59 +100,6 @@ class vocabulary : public text_codec {
 
   llama_model_ptr whole_, fragment_;  // null: whole texts and fragments are read alike
 };
-
-vocabulary::vocabulary(const std::filesystem::path& file) : whole_(load(file, nullptr)) {
-  if (llama_vocab_type(of(whole_)) == LLAMA_VOCAB_TYPE_SPM) {
-    std::array<llama_model_kv_override, 2> changed = {};  // ends with an empty key
-    changed[0].tag = LLAMA_KV_OVERRIDE_TYPE_BOOL;
-    std::strcpy(changed[0].key, "tokenizer.ggml.add_space_prefix");
-    changed[0].val_bool = false;
-    fragment_ = load(file, changed.data());
-  }
-}
-
-std::vector<int> vocabulary::encode(std::string_view text, bool fragment) const {
-  return tokenize(of(fragment && fragment_ ? fragment_ : whole_), text, false);
-}
-
-std::optional<chat_turn> vocabulary::chat() const {
-  const char* const form = llama_model_chat_template(whole_.get(), nullptr);
-  if (form == nullptr) {
-    return {};
-  }
-  constexpr std::string_view said = "what is said";
-  const llama_chat_message message{"user", said.data()};
-  std::string text(1 << 14, '\0');
-  const int n = llama_chat_apply_template(form, &message, 1, true, text.data(),
-                                          static_cast<int>(text.size()));
-  text.resize(n < 0 || n > static_cast<int>(text.size()) ? 0 : static_cast<std::size_t>(n));
-  const auto at = text.find(said);
-  if (at == std::string::npos) {
-    return {};
-  }
-  const auto tokens = [&](const std::string& part) {
-    return tokenize(of(fragment_ ? fragment_ : whole_), part, true);
-  };
-  return chat_turn{tokens(text.substr(0, at)), tokens(text.substr(at + said.size()))};
-}
-
-std::string vocabulary::decode(std::span<const int> tokens) const {
-  std::string text;
-  std::string piece(64, '\0');
-  for (const int token : tokens) {
-    const auto write = [&] {
-      return llama_token_to_piece(of(whole_), token, piece.data(), static_cast<int>(piece.size()),
-                                  0, false);
-    };
-    int n = write();
-    if (n < 0) {
-      piece.resize(static_cast<std::size_t>(-n));
-      n = write();
-    }
-    text.append(piece, 0, static_cast<std::size_t>(std::max(n, 0)));
-  }
-  return text;
-}
 
 }  // namespace
 

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: MIT
-#include "evaluate/tasks.hpp"
+#include "evaluate/task.hpp"
 
 #include <algorithm>  // std::max
 #include <utility>
 
-#include "evaluate/chain.hpp"
-#include "evaluate/copy.hpp"
-#include "evaluate/ruler.hpp"
-#include "evaluate/stream_needle.hpp"
-#include "evaluate/weights.hpp"
+#include "evaluate/chain_text.hpp"
+#include "evaluate/nll.hpp"
+#include "evaluate/questions.hpp"
 
 namespace evaluate {
 
@@ -21,16 +19,16 @@ std::vector<score> mean_scores(const task& t, const options& o,
   const auto all = on.map(o.samples, [&](index_t i) { return t.run(i, policies, contenders); });
   std::vector<score> means = all.front();
   for (std::size_t c = 0; c < means.size(); ++c) {
-    score sum = {0, means[c].inside ? std::optional(0.0) : std::nullopt};
-    for (const auto& sample : all) {
-      sum.after += sample[c].after;
-      if (sum.inside) {
-        *sum.inside += *sample[c].inside;
+    const auto mean = [&](auto part) {
+      double sum = 0;
+      for (const auto& sample : all) {
+        sum += part(sample[c]);
       }
-    }
-    means[c].after = sum.after / o.samples;
-    if (sum.inside) {
-      means[c].inside = *sum.inside / o.samples;
+      return sum / o.samples;
+    };
+    means[c].after = mean([](const score& s) { return s.after; });
+    if (means[c].inside) {
+      means[c].inside = mean([](const score& s) { return *s.inside; });
     }
   }
   return means;
@@ -65,8 +63,13 @@ std::vector<task> make_tasks(const options& o, const plan& todo, const engine::d
     tasks.push_back({"chain", task_measure::nats, weight::prompt, weight::chain, false,
                      [&model, &o, slots, letters = letters_of(tokens)](
                          index_t i, const auto& policies, const auto& contenders) {
-                       return chain(model, draw_chain_text(o.seed, o.prompt, letters, i), policies,
-                                    contenders, slots + chain_tokens + 1);
+                       const chain_text drawn = draw_chain_text(o.seed, o.prompt, letters, i);
+                       auto scores = nats_behind(model, drawn.body, drawn.next, policies,
+                                                 contenders, slots + chain_tokens + 1);
+                       for (score& s : scores) {  // above the best predictor, which sees all
+                         s.after -= drawn.best;
+                       }
+                       return scores;
                      }});
   }
   if (o.tasks.copy) {
@@ -89,20 +92,21 @@ std::vector<task> make_tasks(const options& o, const plan& todo, const engine::d
     tasks.push_back({name, task_measure::points, weight::needle_case, weight::needle, false,
                      [&model, &tokens, slots, samples = std::move(samples)](
                          index_t i, const auto& policies, const auto& contenders) {
-                       return ruler(model, tokens, samples[static_cast<std::size_t>(i)], policies,
-                                    contenders, slots);
+                       return ruler(model, tokens, samples[as_size(i)], policies, contenders,
+                                    slots);
                      }});
   }
   if (o.tasks.stream_needle) {
+    options one = o;
+    one.needles = 1;
     std::vector<needle_text> samples;
-    for (index_t i = 0; i < o.samples; ++i) {
-      samples.push_back(draw_stream_needle(o, tokens, text, i));
+    for (index_t i = 0; i < o.samples; ++i) {  // the fact is in the first tenth
+      samples.push_back(draw_needle(one, tokens, text, i, 0));
     }
     tasks.push_back({"stream_needle", task_measure::points, 0, weight::stream_needle, true,
                      [&model, &tokens, samples = std::move(samples)](index_t i, const auto&,
                                                                      const auto& contenders) {
-                       return stream_needle(model, tokens, samples[static_cast<std::size_t>(i)],
-                                            contenders);
+                       return stream_needle(model, tokens, samples[as_size(i)], contenders);
                      }});
   }
   return tasks;
@@ -120,8 +124,7 @@ std::optional<task_outcome> run_task(const task& t, const options& o, const plan
                       .samples = o.samples,
                       .full = mean_scores(t, o, std::span(&todo.policies[todo.full.index], 1),
                                           std::span(&full, 1), on)
-                                  .front(),
-                      .entries = {}};
+                                  .front()};
   bar.stage(t.name, weight - first);
   const double inside = result.full.inside.value_or(result.full.after);
   if (t.measure == task_measure::points && std::min(result.full.after, inside) < 0.5) {
@@ -132,19 +135,15 @@ std::optional<task_outcome> run_task(const task& t, const options& o, const plan
     return {};
   }
   std::vector<contender> contenders;
-  for (const group& g : todo.groups) {
-    for (const entry& e : g.entries) {
-      if (takes_part(t, e)) {
-        contenders.push_back(e.chosen);
-      }
+  for (const entry* const e : entries_of(todo)) {
+    if (takes_part(t, *e)) {
+      contenders.push_back(e->chosen);
     }
   }
   const auto scores = mean_scores(t, o, todo.policies, contenders, on);
   auto next = scores.begin();
-  for (const group& g : todo.groups) {
-    for (const entry& e : g.entries) {
-      result.entries.push_back(takes_part(t, e) ? std::optional(*next++) : std::nullopt);
-    }
+  for (const entry* const e : entries_of(todo)) {
+    result.entries.push_back(takes_part(t, *e) ? std::optional(*next++) : std::nullopt);
   }
   return result;
 }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-#include "evaluate/budget_allocation.hpp"
+#include "evaluate/contender.hpp"
 
-#include <algorithm>  // std::min, std::ranges::min_element
+#include <algorithm>  // std::clamp, std::ranges::min_element
 #include <cstdint>
 
-#include "kvmeld/compress/layer_budgets.hpp"
 #include "kvmeld/compress/shared_slots.hpp"
 
 namespace evaluate {
@@ -35,8 +34,7 @@ std::vector<float> scores_of(std::span<const kvmeld::head_state> heads, index_t 
                              index_t first, index_t count) {
   std::vector<float> scores;
   for (const kvmeld::head_state& s : heads) {
-    const auto of_head =
-        s.column(column).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+    const auto of_head = s.column(column).subspan(as_size(first), as_size(count));
     scores.insert(scores.end(), of_head.begin(), of_head.end());
   }
   return scores;
@@ -45,15 +43,10 @@ std::vector<float> scores_of(std::span<const kvmeld::head_state> heads, index_t 
 }  // namespace
 
 index_t whole_heads(index_t heads, index_t slots, index_t tokens, index_t least) {
-  const auto enough = [&](index_t whole) {
-    return std::int64_t{slots} * heads - std::int64_t{whole} * tokens >=
-           std::int64_t{heads - whole} * std::max(least, slots / 4);
-  };
-  index_t whole = 0;
-  while (whole + 1 < heads && enough(whole + 1)) {
-    ++whole;
-  }
-  return whole;
+  const std::int64_t other = std::max(least, slots / 4);
+  const std::int64_t whole =
+      tokens > other ? heads * (slots - other) / (tokens - other) : std::int64_t{heads} - 1;
+  return static_cast<index_t>(std::clamp<std::int64_t>(whole, 0, heads - 1));
 }
 
 std::vector<index_t> shared_budgets(const contender& c, index_t tokens,
@@ -67,7 +60,7 @@ std::vector<index_t> shared_budgets(const contender& c, index_t tokens,
   if (c.budgets == budget_allocation::profile) {
     return c.profile->budgets(c.profile->heads() * mean, most);
   }
-  const auto heads = static_cast<index_t>(measured.size());
+  const auto heads = count_of(measured);
   return kvmeld::global_budgets(
       scores_of(measured, shared.column, shared.sinks, tokens - shared.sinks - shared.latest),
       heads, heads * mean, most);
@@ -76,7 +69,7 @@ std::vector<index_t> shared_budgets(const contender& c, index_t tokens,
 std::vector<index_t> allocate_slots(const contender& c, index_t tokens,
                                     std::span<const kvmeld::head_state> measured, index_t layers) {
   const index_t slots = c.limit.slots;
-  const std::size_t heads = measured.size() / static_cast<std::size_t>(layers);  // of a layer
+  const std::size_t heads = measured.size() / as_size(layers);  // of a layer
   const index_t alone = c.policy.min_budget() - 1, total = layers * (slots - alone);
   std::vector<index_t> all(measured.size(), slots);
   if (slots >= tokens) {
@@ -135,7 +128,7 @@ std::vector<index_t> allocate_slots(const contender& c, index_t tokens,
 
 std::vector<index_t> allocate_slots(const contender& c, index_t tokens, index_t heads) {
   return c.budgets == budget_allocation::uniform || c.limit.slots >= tokens
-             ? std::vector<index_t>(static_cast<std::size_t>(heads), c.limit.slots)
+             ? std::vector<index_t>(as_size(heads), c.limit.slots)
              : with_own(c, shared_budgets(c, tokens, {}));
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/// Task `ruler`: questions about what is planted in the prompt, after compression and before it.
+/// Tasks `ruler` and `stream_needle`: questions about what is planted in a prompt, after
+/// compression and before it, or was decoded long ago.
 #pragma once
 
 #include <string>
@@ -81,6 +82,28 @@ inline std::vector<score> ruler(const engine::decoder& model, const engine::toke
       return !interrupted && answers_all(c, model, tokens, p, text.asks, inside) ? 1.0 : 0.0;
     };
     scores.push_back({share(read.without, false), share(read.with, true)});
+  }
+  return scores;
+}
+
+/// Text and question are decoded token by token from an empty cache: 1 or 0 for each contender.
+inline std::vector<score> stream_needle(const engine::decoder& model,
+                                        const engine::tokenizer& tokens, const needle_text& text,
+                                        std::span<const contender> contenders) {
+  const auto most =
+      static_cast<index_t>(text.body.size() + text.question.size() + text.value.size() + 3);
+  std::vector<score> scores;
+  for (const contender& c : contenders) {
+    compressed_decoder decoder(model, c, most);
+    const row_major_matrix* logits = nullptr;
+    for (const auto* const part : {&text.body, &text.question}) {
+      for (std::size_t t = 0; t < part->size() && !interrupted; ++t) {
+        logits = &decoder.next((*part)[t]);
+      }
+    }
+    const bool right =
+        !interrupted && write(decoder, logits, tokens, std::span(&text.value, 1)).value == 0;
+    scores.push_back({right ? 1.0 : 0.0});
   }
   return scores;
 }
