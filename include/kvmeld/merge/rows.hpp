@@ -64,6 +64,20 @@ void for_each_row(slot_scratch& work, Row row) {
   }
 }
 
+/// Those rows as a plan. A slot that stays alone is kept as it is; of others `merged(members)` adds
+/// the sources to `out`, and says the log-mass.
+template <class Merged>
+void write_rows(const kv_head auto& head, slot_scratch& work, merge_plan& out, Merged merged) {
+  out.reset(head.length());
+  for_each_row(work, [&](std::span<const index_t> members) {
+    if (members.size() == 1) {
+      out.keep(members[0], head.log_mass(members[0]));
+    } else {
+      out.end_row(merged(members));
+    }
+  });
+}
+
 }  // namespace merge
 
 /// The plan that keeps the slots for which `is_protected(s)`, then those of the highest `score(s)`.

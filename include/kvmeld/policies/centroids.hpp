@@ -4,7 +4,6 @@
 #include <bit>    // std::bit_cast
 #include <cmath>  // std::log
 
-#include "kvmeld/merge/rows.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/search/cluster.hpp"
@@ -153,17 +152,13 @@ struct centroids {
   };
 
   static void write(const kv_head auto& head, slot_scratch& work, merge_plan& out) {
-    out.reset(head.length());
-    merge::for_each_row(work, [&](std::span<const index_t> members) {
-      if (members.size() == 1) {
-        return out.keep(members[0], head.log_mass(members[0]));
-      }
+    merge::write_rows(head, work, out, [&](std::span<const index_t> members) {
       const weights made(head, members);
       for (const index_t s : members) {
         const float w = made.of(head, s);
         out.add({s, w, w});
       }
-      out.end_row(made.log_mass());
+      return made.log_mass();
     });
   }
 };

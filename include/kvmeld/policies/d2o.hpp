@@ -5,7 +5,6 @@
 #include <numbers>  // std::numbers::e_v
 
 #include "kvmeld/detail/arithmetic.hpp"
-#include "kvmeld/merge/rows.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/tile_products.hpp"
@@ -87,13 +86,8 @@ struct d2o {
         work.row_of[s] = -1;
       }
     }
-    out.reset(head.length());
-    out.set_measured(m);
-    merge::for_each_row(work, [&](std::span<const index_t> members) {
+    merge::write_rows(head, work, out, [&](std::span<const index_t> members) {
       const index_t j = members[0];
-      if (members.size() == 1) {
-        return out.keep(j, head.log_mass(j));
-      }
       float z = e;
       for (const index_t i : members.subspan(1)) {
         z += std::exp(at(u, i));
@@ -102,8 +96,9 @@ struct d2o {
       for (const index_t i : members.subspan(1)) {
         out.add({i, std::exp(at(u, i)) / z, std::exp(at(u, i)) / z});  // eqs. 11–12
       }
-      out.end_row(head.log_mass(j));
+      return head.log_mass(j);
     });
+    out.set_measured(m);
   }
 
   void predict_victim(const kv_head auto& head, const head_state& state, index_t target,

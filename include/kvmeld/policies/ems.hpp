@@ -6,7 +6,6 @@
 #include <utility>    // std::pair
 #include <vector>
 
-#include "kvmeld/merge/rows.hpp"
 #include "kvmeld/policies/ems/attention.hpp"
 #include "kvmeld/policies/ems/match.hpp"
 #include "kvmeld/policies/ems/table.hpp"
@@ -270,15 +269,11 @@ struct ems {
         detail::ems_redundancy<std::remove_cvref_t<decltype(head)>>{head, length_of_key,
                                                                     length_of_value, keys},
         alone, threshold, work);
-    out.reset(n);
-    merge::for_each_row(work, [&](std::span<const index_t> members) {
-      if (members.size() == 1) {
-        return out.keep(members[0], 0);
-      }
+    merge::write_rows(head, work, out, [&](std::span<const index_t> members) {
       detail::merge_entries(head, at(length_of_key), at(weight), members,
                             tokens.norm_of(head, members[0]),
                             [&](const merge_source& e) { out.add(e); });
-      out.end_row(head.log_mass(members[0]));
+      return head.log_mass(members[0]);
     });
   }
 };

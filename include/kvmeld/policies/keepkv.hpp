@@ -5,7 +5,6 @@
 #include <limits>  // std::numeric_limits
 #include <vector>
 
-#include "kvmeld/merge/rows.hpp"
 #include "kvmeld/policies/keepkv/estimate.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/search/leaders.hpp"
@@ -252,9 +251,14 @@ struct keepkv {
 
   void write_rows(const kv_head auto& head, const head_state& state, slot_scratch& work,
                   merge_plan& out) const {
-    detail::write_votes(
-        head, [&](std::span<const index_t> members) { return merged(head, state, members); },
-        [&](index_t s) { return log_weight(head, state, s); }, work, out);
+    merge::write_rows(head, work, out, [&](std::span<const index_t> members) {
+      const detail::vote_merge made = merged(head, state, members);
+      for (const index_t s : members) {
+        const float w = made.share(log_weight(head, state, s));
+        out.add({s, made.key_scale * w, w});
+      }
+      return made.log_mass;
+    });
   }
 
   /// S of the slot that `slot_of(0)` becomes with `slot_of(1 .. n−1)`: A − β. Code: of each query

@@ -5,7 +5,6 @@
 #include <cmath>      // std::exp
 #include <limits>     // std::numeric_limits
 
-#include "kvmeld/merge/rows.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/search/match.hpp"
@@ -85,9 +84,10 @@ struct kvmerger {
     join(head, target, work);
     name_by_pivot(search::column_score(state.column(score)), work);
     evict(state, target, work);
-    out.reset(head.length());
-    merge::for_each_row(
-        work, [&](std::span<const index_t> members) { write_row(head, members, work, out); });
+    merge::write_rows(head, work, out, [&](std::span<const index_t> members) {
+      add_run(head, members, work, out);
+      return head.log_mass(members[0]);
+    });
   }
 
  private:
@@ -208,12 +208,9 @@ struct kvmerger {
   }
 
   /// Algorithm 2 and eqs. 6–8.
-  void write_row(const kv_head auto& head, std::span<const index_t> members, slot_scratch& work,
-                 merge_plan& out) const {
+  void add_run(const kv_head auto& head, std::span<const index_t> members, slot_scratch& work,
+               merge_plan& out) const {
     const index_t pivot = members[0];
-    if (members.size() == 1) {
-      return out.keep(pivot, head.log_mass(pivot));
-    }
     constexpr float infinite = std::numeric_limits<float>::infinity();
     const auto size = static_cast<float>(members.size());
     auto& g = work.numbers;
@@ -236,7 +233,6 @@ struct kvmerger {
         out.add({members[i], w, scale_values ? size * w : w});
       }
     }
-    out.end_row(head.log_mass(pivot));
   }
 };
 

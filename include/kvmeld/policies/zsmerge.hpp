@@ -5,7 +5,6 @@
 #include <cmath>      // std::log
 
 #include "kvmeld/merge/float_rows.hpp"
-#include "kvmeld/merge/rows.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/search/match.hpp"

@@ -7,7 +7,6 @@
 #include <cmath>      // std::exp
 #include <limits>     // std::numeric_limits
 
-#include "kvmeld/merge/rows.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/dense.hpp"
 #include "kvmeld/score/softmax.hpp"
@@ -258,24 +257,6 @@ struct vote_merge {
   /// ω of a member that weighs ln w.
   float share(double log_weight) const { return static_cast<float>(std::exp(log_weight - weight)); }
 };
-
-/// The rows that `work` names: members ↦ `merged`, a `vote_merge`; slot ↦ `log_weight`, its ln w.
-template <class Merged, class LogWeight>
-void write_votes(const kv_head auto& head, Merged merged, LogWeight log_weight, slot_scratch& work,
-                 merge_plan& out) {
-  out.reset(head.length());
-  merge::for_each_row(work, [&](std::span<const index_t> members) {
-    if (members.size() == 1) {
-      return out.keep(members[0], head.log_mass(members[0]));
-    }
-    const vote_merge made = merged(members);
-    for (const index_t s : members) {
-      const float w = made.share(log_weight(s));
-      out.add({s, made.key_scale * w, w});
-    }
-    out.end_row(made.log_mass);
-  });
-}
 
 }  // namespace detail
 }  // namespace v0
