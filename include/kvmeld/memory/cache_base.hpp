@@ -112,12 +112,10 @@ class cache_base {
       expect_finite("append: expected finite keys", k);
       expect_finite("append: expected finite values", v);
     }
+    push_metadata(heads, tokens);
     for (index_t i = 0; i < count; ++i) {
       const head_ref to = head(heads[i]);
-      const index_t first = to.length();
-      for (index_t t = 0; t < tokens; ++t) {
-        to.push_metadata();
-      }
+      const index_t first = to.length() - tokens;
       const auto store = [&](const any_span& from, auto row_of) {
         from.visit([&](auto numbers) {
           for (index_t t = 0; t < tokens; ++t) {
@@ -135,12 +133,7 @@ class cache_base {
   /// Refused, with nothing changed: as in `append`.
   void commit(const head_selection& heads, index_t tokens) {
     expect_room("commit", heads, tokens);
-    for (index_t i = 0; i < heads.count(); ++i) {
-      const head_ref to = head(heads[i]);
-      for (index_t t = 0; t < tokens; ++t) {
-        to.push_metadata();
-      }
-    }
+    push_metadata(heads, tokens);
   }
 
   /// Bytes of the slots in use: keys, values, log-mass, positions.
@@ -221,6 +214,15 @@ class cache_base {
     expects(request >= 0 && request < requests(), "heads: expected a request of 0 to ",
             requests() - 1, ", got ", request);
     return (layer * requests() + request) * kv_heads();
+  }
+
+  void push_metadata(const head_selection& heads, index_t tokens) {
+    for (index_t i = 0; i < heads.count(); ++i) {
+      const head_ref to = head(heads[i]);
+      for (index_t t = 0; t < tokens; ++t) {
+        to.push_metadata();
+      }
+    }
   }
 
   void expect_room(const char* what, const head_selection& heads, index_t tokens) {

@@ -93,7 +93,6 @@ class cache_ref {
   /// Is it this cache?
   bool is(const void* cache) const { return kv_ == cache; }
   head_ref head(index_t h) const { return head_(kv_, h); }
-  index_t layers() const { return layers_; }
   index_t requests() const { return requests_; }
   index_t heads() const { return layers_ * requests_ * kv_heads_; }
 

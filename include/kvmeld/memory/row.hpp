@@ -205,26 +205,23 @@ void store_row(const T* from, row<q8_0> to, index_t dim) {
   }
 }
 
-template <class Scalar>
-void copy_row(row<Scalar> to, row<Scalar> from, index_t dim) {
-  const index_t size = row_size<Scalar>(dim);
-  if (to.step == 1 && from.step == 1) {
-    std::copy_n(from.data, size, to.data);
-    return;
-  }
-  for (index_t i = 0; i < size; ++i) {
-    to.data[i * to.step] = from.data[i * from.step];
-  }
-}
-
 template <class T>
 void store_row(const T* from, row<any_scalar> to, index_t dim) {
   to.visit([&](auto x) { store_row(from, x, dim); });
 }
 
-/// Both of one scalar.
+/// Both of one scalar; contiguous rows, the usual ones, at once.
 inline void copy_row(row<any_scalar> to, row<any_scalar> from, index_t dim) {
-  to.visit([&]<class Scalar>(row<Scalar> x) { copy_row(x, from.as<Scalar>(), dim); });
+  const auto size = static_cast<std::ptrdiff_t>(element_bytes(to.type));
+  if (to.step == size && from.step == size) {
+    std::copy_n(from.data, row_bytes(to.type, dim), to.data);
+    return;
+  }
+  to.visit([&]<class Scalar>(row<Scalar> x) {
+    for (index_t i = 0; i < row_size<Scalar>(dim); ++i) {
+      x.data[i * x.step] = from.as<Scalar>().data[i * from.as<Scalar>().step];
+    }
+  });
 }
 
 /// The row's elements where they are contiguous floats, null where they are not.
