@@ -14,14 +14,6 @@
 
 namespace kvmeld::inline v0 {
 
-/// One token's rows of every active head, in the order in which the heads are chosen. Each in
-/// float, half or bfloat16: what came from the cache's own scalar is stored as it was.
-struct step_input {
-  any_span q;  ///< [heads, group, dim], rotated
-  any_span k;  ///< [heads, dim], rotated
-  any_span v;  ///< [heads, dim]
-};
-
 /// One decode step's attention of the heads chosen, from an engine that computes its own.
 struct step_attention {
   /// [heads, group, stride] of the softmax that includes the newest token; the first `length` of

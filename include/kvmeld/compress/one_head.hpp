@@ -281,4 +281,12 @@ inline void copy(const head_ref& from, const head_state& from_state, const head_
   detail::copy_slots(from, to);
 }
 
+/// One token's rows of every active head, in the order in which the heads are chosen. Each in
+/// float, half or bfloat16: what came from the cache's own scalar is stored as it was.
+struct step_input {
+  any_span q;  ///< [heads, group, dim], rotated
+  any_span k;  ///< [heads, dim], rotated
+  any_span v;  ///< [heads, dim]
+};
+
 }  // namespace kvmeld::inline v0
