@@ -117,14 +117,15 @@ struct centroids {
 
   void cluster_prompt(const kv_head auto& head, index_t count, const std::vector<index_t>& others,
                       std::vector<index_t>& into) const {
-    const dense::matrix x = dense::keys(head)(others, Eigen::all);
-    const dense::vector beta = dense::log_mass(head)(others);
+    // Types that depend on the head's: what is made of them is compiled where it is used.
+    const auto x = dense::keys(head)(others, Eigen::all).eval();
+    const auto beta = dense::log_mass(head)(others).eval();
     const dense::vector tokens = (beta.array() - beta.maxCoeff()).exp();  // up to a factor
     std::vector<index_t> seeds, cluster(others.size());
     for (index_t c = 0; c < count; ++c) {
       seeds.push_back(static_cast<index_t>(std::int64_t{c} * x.rows() / count));
     }
-    dense::matrix centres = x(seeds, Eigen::all);
+    auto centres = x(seeds, Eigen::all).eval();
     search::nearest(x, centres, cluster);
     search::lloyd<float>(x, tokens, rounds - 1, centres, cluster);
     for (index_t c = 0; c < count; ++c) {

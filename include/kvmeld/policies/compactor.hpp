@@ -58,9 +58,8 @@ struct compactor {
     const auto reach = queries.reference(queries.count + static_cast<index_t>(before));
     const index_t open =
         queries.position == nullptr ? head.next_position() - queries.count - window : 0;
-    const dense::matrix keys = dense::keys(head),
-                        all = dense::queries(reach, head.group(), head.dim());
-    const dense::vector log_mass = dense::log_mass(head);
+    const auto keys = dense::keys(head), all = dense::queries(reach, head.group(), head.dim());
+    const auto log_mass = dense::log_mass(head);
     std::vector<index_t> others;
     std::vector<detail::keyed_slot> keyed;
     list_candidates(head, others, keyed);
@@ -80,10 +79,10 @@ struct compactor {
           }
         }
       }
-      const dense::matrix q = all(own, Eigen::all), k = keys(slots, Eigen::all),
-                          nothing(k.rows(), 0);
-      const dense::vector beta = log_mass(slots);
-      const dense::attention a = dense::attend(q, k, nothing, beta, head.scale());
+      const auto q = all(own, Eigen::all).eval(), k = keys(slots, Eigen::all).eval();
+      const dense::matrix nothing(k.rows(), 0);
+      const auto beta = log_mass(slots).eval();
+      const auto a = dense::attend(q, k, nothing, beta, head.scale());
       for (std::size_t j = 0; j < slots.size(); ++j) {
         received[static_cast<std::size_t>(slots[j])] = a.mass[static_cast<Eigen::Index>(j)];
       }
@@ -94,7 +93,8 @@ struct compactor {
             merge_plan& out) const {
     list_candidates(head, work.order, work.keyed);
     const auto& others = work.order;
-    const index_t n = head.length(), m = static_cast<index_t>(others.size()), dim = head.dim();
+    // Types that depend on the head's: what is made of them is compiled where it is used.
+    const auto n = head.length(), dim = head.dim(), m = static_cast<decltype(n)>(others.size());
     const auto d = static_cast<std::size_t>(dim), rows = static_cast<std::size_t>(m);
     detail::arena scratch(work.numbers, static_cast<std::size_t>(n) + rows * (2 + d) + d + d * d);
     auto score = scratch.column(n), leverage = scratch.column(m), attended = scratch.column(m);

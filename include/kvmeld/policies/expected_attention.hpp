@@ -85,7 +85,8 @@ struct expected_attention {
 
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    const index_t n = head.length(), dim = head.dim();
+    // Types that depend on the head's: what is made of them is compiled where it is used.
+    const auto n = head.length(), dim = head.dim();
     const rotary& rope = head.spec().rope;
     const auto is_protected = protected_slots(head, sinks, window);
     const score::query_moments<const float> moments(state.memory(), dim);

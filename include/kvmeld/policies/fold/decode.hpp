@@ -38,7 +38,8 @@ struct fold_decode {
   template <class Memory>
   void plan(const kv_head auto& head, const Memory& memory, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    const index_t n = head.length(), dim = head.dim(), count = memory.count() * head.group();
+    // Types that depend on the head's: what is made of them is compiled where it is used.
+    const auto n = head.length(), dim = head.dim(), count = memory.count() * head.group();
     const auto size = static_cast<std::size_t>(n), d = static_cast<std::size_t>(dim),
                q = static_cast<std::size_t>(count);
     detail::arena scratch(work.numbers,
@@ -136,7 +137,7 @@ struct fold_decode {
   static void measure(const kv_head auto& head, const Eigen::Map<dense::matrix>& queries,
                       detail::arena scratch, Eigen::Map<dense::vector>& sum,
                       Eigen::Map<dense::vector>& log_sum_exp) {
-    const index_t n = head.length(), width = (n + padding - 1) / padding * padding;
+    const auto n = head.length(), width = (n + padding - 1) / padding * padding;
     auto logits = scratch.rows(some_queries, width);
     float* const buffer = scratch.rows(tile_slots, head.dim()).data();
     sum.setZero();
@@ -173,9 +174,8 @@ struct fold_decode {
   /// `removed` is sorted by the slots that they go into; `key`, `logit`: scratch.
   template <class MassOf>
   static void write(const kv_head auto& head, std::span<index_t> removed, const reference& on,
-                    MassOf mass, const Eigen::Map<dense::vector>& sum,
-                    Eigen::Map<dense::vector>& key, Eigen::Map<dense::vector>& logit,
-                    slot_scratch& work, merge_plan& out) {
+                    MassOf mass, const dense::stored auto& sum, dense::stored auto& key,
+                    dense::stored auto& logit, slot_scratch& work, merge_plan& out) {
     const index_t n = head.length(), dim = head.dim();
     const auto& into = work.row_of;
     const auto destination = [&](index_t s) { return into[static_cast<std::size_t>(s)]; };

@@ -31,7 +31,8 @@ double log_sum(std::size_t n, F f) {
 /// Calls `take(first, S, count)` for block after block of slots with `S_s = ln mean_g exp(scale ·
 /// q_g·k_s)` (log-mass not in it) of a decode step. From its probabilities, `p exp(lse)`; where
 /// these have underflown, from the query. O(group · length), nothing allocated.
-template <class Take>
+/// `Array`: a parameter, so that it is compiled where it is used.
+template <class Array = dense::array, class Take>
 void each_log_score(const kv_head auto& head, const observation& observed, Take take) {
   const index_t n = head.length(), group = head.group();
   const auto logit = [&](index_t g, index_t s) {
@@ -42,7 +43,7 @@ void each_log_score(const kv_head auto& head, const observation& observed, Take 
   const float top = *std::ranges::max_element(observed.log_sum_exp);
   for (index_t first = 0; first < n; first += dense::array_size) {
     const index_t count = std::min(dense::array_size, n - first);
-    dense::array mass = dense::array::Zero();
+    Array mass = Array::Zero();
     for (index_t g = 0; g < group; ++g) {
       const auto at = static_cast<std::size_t>(g);
       const float share = std::exp(observed.log_sum_exp[at] - top);
@@ -51,7 +52,7 @@ void each_log_score(const kv_head auto& head, const observation& observed, Take 
         mass[i] += share * p[i];
       }
     }
-    dense::array now = mass.log() + (top - heads);
+    Array now = mass.log() + (top - heads);
     for (index_t i = 0; i < count; ++i) {
       const index_t s = first + i;
       now[i] -= head.log_mass(s);
@@ -70,7 +71,7 @@ void each_log_score(const kv_head auto& head, const observation& observed, Take 
 /// The same for reference queries, each over the slots at or before its position: `take(i, first,
 /// S, count)` for query `i` and a block of slots that all see, `take(i, s, S)` for one of another
 /// block. The queries of a block come in their order.
-template <class T, class Take>
+template <class T, class Array = dense::array, class Take>
 void each_log_score(const kv_head auto& head, const query_view<T>& q, Take take) {
   const index_t group = head.group();
   dense::matrix queries(Eigen::Index{q.count} * group, head.dim());  // one query's heads together
@@ -88,16 +89,16 @@ void each_log_score(const kv_head auto& head, const query_view<T>& q, Take take)
     dense::set_product_transposed(head.scale(), queries, keys, logit.leftCols(count));
     for (index_t i = 0; i < q.count; ++i) {
       const auto of = [&](index_t g) {
-        return Eigen::Map<const dense::array>(&logit(Eigen::Index{i} * group + g, 0));
+        return Eigen::Map<const Array>(&logit(Eigen::Index{i} * group + g, 0));
       };
-      dense::array most = of(0), sum = dense::array::Zero();
+      Array most = of(0), sum = Array::Zero();
       for (index_t g = 1; g < group; ++g) {
         most = most.max(of(g));
       }
       for (index_t g = 0; g < group; ++g) {
         sum += (of(g) - most).exp();
       }
-      const dense::array now = most + (sum / static_cast<float>(group)).log();
+      const Array now = most + (sum / static_cast<float>(group)).log();
       const auto sees = [&, position = q.position_of(i, head.next_position())](index_t s) {
         return head.position(s) <= position;
       };
@@ -167,7 +168,7 @@ struct estimates {
       average(score[i], weight[i], now);
     }
   }
-  void operator()(index_t first, const dense::array& now, index_t count) const {
+  void operator()(index_t first, const auto& now, index_t count) const {
     const auto i = static_cast<std::size_t>(first);
     if (weight.empty()) {
       std::copy_n(now.data(), count, &score[i]);
