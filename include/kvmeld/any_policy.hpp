@@ -34,8 +34,7 @@
 #include "kvmeld/score/attention.hpp"
 #include "kvmeld/score/column_scores.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// One of `Policies`, itself a policy. Each call is one switch a head, none a slot.
 template <policy... Policies>
@@ -193,5 +192,4 @@ struct with_own<basic_any_policy<Policies...>, Own...> {
 template <policy... Own>
 using any_policy_with = typename detail::with_own<any_policy, Own...>::type;
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -14,8 +14,7 @@
 
 #include "kvmeld/any_policy.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 namespace detail {
 
@@ -114,5 +113,4 @@ Any make_policy(std::string_view text) {
                  "'");
 }
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

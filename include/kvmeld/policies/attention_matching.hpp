@@ -10,8 +10,7 @@
 #include "kvmeld/merge/nnls.hpp"
 #include "kvmeld/policies/policy.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Attention Matching (arXiv 2602.16284): some keys are kept, their log-mass and values are fitted
 /// so that mass and outputs on the reference queries are the full cache's.
@@ -72,9 +71,9 @@ struct attention_matching {
             "attention_matching: expected a budget of at least ", kept.size(),
             " slots (protected), got ", target);
     if (omp) {
-      pursue(full, kept, others, static_cast<std::size_t>(target));
+      pursue(full, kept, others, as_size(target));
     } else {
-      join(full.squares, static_cast<std::size_t>(target), kept, others);
+      join(full.squares, as_size(target), kept, others);
     }
     std::ranges::sort(kept);
 
@@ -91,7 +90,7 @@ struct attention_matching {
     for (std::size_t r = 0; r < kept.size(); ++r) {
       out.keep(kept[r], beta[static_cast<Eigen::Index>(r)]);
     }
-    out.correct_values({delta.data(), static_cast<std::size_t>(delta.size())}, head.dim());
+    out.correct_values({delta.data(), as_size(delta.size())}, head.dim());
   }
 
  private:
@@ -149,7 +148,7 @@ struct attention_matching {
     detail::assign_keys(
         others, [&](index_t s) { return detail::descending(at(s)); }, keyed);
     detail::select(keyed, static_cast<index_t>(joining));
-    detail::sort(std::span(keyed).first(static_cast<std::size_t>(joining)));
+    detail::sort(std::span(keyed).first(as_size(joining)));
     detail::copy_slots(keyed, others);
     kept.insert(kept.end(), others.begin(), others.begin() + joining);
     others.erase(others.begin(), others.begin() + joining);
@@ -163,7 +162,7 @@ struct attention_matching {
     vector<Real> x = merge::nnls(gram, a.transpose() * full.total);
     while (kept.size() < target && !others.empty()) {
       const vector<Real> gain = full.mass.transpose() * (full.total - a * x);
-      join(gain, std::min(target, kept.size() + static_cast<std::size_t>(a_round)), kept, others);
+      join(gain, std::min(target, kept.size() + as_size(a_round)), kept, others);
       // Only the added slots' products are new, and the last solution is where the next begins.
       const Eigen::Index before = a.cols(), now = static_cast<Eigen::Index>(kept.size());
       a = full.mass(Eigen::all, kept);
@@ -175,14 +174,14 @@ struct attention_matching {
       x = merge::nnls(gram, a.transpose() * full.total, start);
       std::vector<Eigen::Index> staying;
       for (Eigen::Index r = 0; r < now; ++r) {
-        if (static_cast<std::size_t>(r) < safe || log_mass(x[r]) >= drop) {
+        if (as_size(r) < safe || log_mass(x[r]) >= drop) {
           staying.push_back(r);
         }
       }
       if (staying.size() < kept.size()) {
         slots left;
         for (const Eigen::Index r : staying) {
-          left.push_back(kept[static_cast<std::size_t>(r)]);
+          left.push_back(kept[as_size(r)]);
         }
         kept = left;
         a = a(Eigen::all, staying).eval(), x = x(staying).eval();
@@ -192,5 +191,4 @@ struct attention_matching {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -9,8 +9,7 @@
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// CaM (ICML 2024, "Cache merging for memory-efficient LLMs inference"): H2O, but by chance
 /// the value of an evicted token is added to the tokens that follow it.
@@ -63,7 +62,7 @@ struct cam {
       return;
     }
     const index_t rows = out.rows(), dim = head.dim();
-    const std::size_t size = static_cast<std::size_t>(rows) * static_cast<std::size_t>(dim);
+    const std::size_t size = as_size(rows) * as_size(dim);
     auto delta = detail::arena(work.numbers, size).rows(rows, dim);
     bool given = false;        // nothing is written, nor passed on, before the first value
     auto& order = work.order;  // rows by position
@@ -75,7 +74,7 @@ struct cam {
     detail::sort_slots(
         order, [&](index_t r) { return detail::ascending(position(r)); }, work.keyed);
     for (index_t s = 0; s < head.length(); ++s) {
-      if (work.marks[static_cast<std::size_t>(s)] != 0) {
+      if (work.marks[s] != 0) {
         continue;
       }
       const auto first = std::ranges::upper_bound(order, head.position(s), {}, position);
@@ -83,9 +82,9 @@ struct cam {
       const auto n = static_cast<float>(last - first);
       double theirs = 0;
       for (auto r = first; r != last; ++r) {
-        theirs += double{score[static_cast<std::size_t>(out.anchor(*r))]};
+        theirs += double{score[as_size(out.anchor(*r))]};
       }
-      if (!gives(head.position(s), score[static_cast<std::size_t>(s)], theirs, last - first) ||
+      if (!gives(head.position(s), score[as_size(s)], theirs, last - first) ||
           !std::all_of(first, last, [&](index_t r) {
             return fits(head, out.anchor(r), given ? &delta(r, 0) : nullptr, s, last - first);
           })) {
@@ -126,11 +125,11 @@ struct cam {
     index_t share_count = 0;
     for (index_t s = 0; s < head.length(); ++s) {
       if (head.position(s) > own && head.position(s) <= last) {
-        theirs += double{score[static_cast<std::size_t>(s)]};
+        theirs += double{score[as_size(s)]};
         ++share_count;
       }
     }
-    if (gives(own, score[static_cast<std::size_t>(out.removed)], theirs, share_count) &&
+    if (gives(own, score[as_size(out.removed)], theirs, share_count) &&
         takes_share(head, out.removed, last, share_count)) {
       out.share_count = share_count, out.share_until_position = last;
     }
@@ -143,8 +142,8 @@ struct cam {
   static bool fits(const kv_head auto& head, index_t to, const float* delta, index_t s,
                    std::ptrdiff_t n) {
     const merge_source both[] = {{to}, {s, 0, 1 / static_cast<float>(n)}};
-    const auto added = delta == nullptr ? std::span<const float>()
-                                        : std::span(delta, static_cast<std::size_t>(head.dim()));
+    const auto added =
+        delta == nullptr ? std::span<const float>() : std::span(delta, as_size(head.dim()));
     return merge::fits(head.dim(), both, &merge_source::value_weight, added,
                        [&](index_t r) { return head.value(r); });
   }
@@ -188,5 +187,4 @@ struct cam {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

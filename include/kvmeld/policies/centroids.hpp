@@ -9,8 +9,7 @@
 #include "kvmeld/search/cluster.hpp"
 #include "kvmeld/search/match.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Centroids: k-means of keys as the whole cache (Multipole Attention's centroids).
 ///   score   none
@@ -61,15 +60,15 @@ struct centroids {
       detail::select_slots(
           others, count, [&](index_t s) { return detail::ascending(head.position(s)); },
           work.keyed);
-      const auto staying = std::span(others).first(static_cast<std::size_t>(count));
+      const auto staying = std::span(others).first(as_size(count));
       auto& marks = work.marks;
       marks.assign(into.size(), 0);
       for (const index_t s : staying) {
-        marks[static_cast<std::size_t>(s)] = 1;
+        marks[as_size(s)] = 1;
       }
       for (const index_t s : std::span(others).subspan(staying.size())) {
-        into[static_cast<std::size_t>(s)] = search::nearest_by_distance(
-            head, s, [&](index_t r) { return marks[static_cast<std::size_t>(r)] != 0; });
+        into[as_size(s)] =
+            search::nearest_by_distance(head, s, [&](index_t r) { return marks[as_size(r)] != 0; });
       }
     }
     write(head, work, out);
@@ -129,11 +128,11 @@ struct centroids {
     search::nearest(x, centres, cluster);
     search::lloyd<float>(x, tokens, rounds - 1, centres, cluster);
     for (index_t c = 0; c < count; ++c) {
-      cluster[static_cast<std::size_t>(seeds[static_cast<std::size_t>(c)])] = c;
+      cluster[as_size(seeds[as_size(c)])] = c;
     }
     for (std::size_t i = 0; i < others.size(); ++i) {
-      const auto seed = static_cast<std::size_t>(seeds[static_cast<std::size_t>(cluster[i])]);
-      into[static_cast<std::size_t>(others[i])] = others[seed];
+      const auto seed = as_size(seeds[as_size(cluster[i])]);
+      into[as_size(others[i])] = others[seed];
     }
   }
 
@@ -164,5 +163,4 @@ struct centroids {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

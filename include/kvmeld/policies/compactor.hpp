@@ -10,8 +10,7 @@
 #include "kvmeld/score/leverage.hpp"
 #include "kvmeld/search/match.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Compactor (arXiv 2507.08143): outliers among keys, and attention within chunks of the prompt.
 ///   score   prompt: s_j = blend · l_j + a_j, each of mean 0 and standard deviation 1; decode: l_j.
@@ -63,7 +62,7 @@ struct compactor {
     std::vector<index_t> others;
     std::vector<detail::keyed_slot> keyed;
     list_candidates(head, others, keyed);
-    const auto size = static_cast<std::size_t>(chunk);
+    const auto size = as_size(chunk);
     for (std::size_t begin = 0; begin < others.size(); begin += size) {
       const auto slots = std::span(others).subspan(begin, std::min(size, others.size() - begin));
       if (head.position(slots.back()) < open) {
@@ -84,7 +83,7 @@ struct compactor {
       const auto beta = log_mass(slots).eval();
       const auto a = dense::attend(q, k, nothing, beta, head.scale());
       for (std::size_t j = 0; j < slots.size(); ++j) {
-        received[static_cast<std::size_t>(slots[j])] = a.mass[static_cast<Eigen::Index>(j)];
+        received[as_size(slots[j])] = a.mass[static_cast<Eigen::Index>(j)];
       }
     }
   }
@@ -95,8 +94,8 @@ struct compactor {
     const auto& others = work.order;
     // Types that depend on the head's: what is made of them is compiled where it is used.
     const auto n = head.length(), dim = head.dim(), m = static_cast<decltype(n)>(others.size());
-    const auto d = static_cast<std::size_t>(dim), rows = static_cast<std::size_t>(m);
-    detail::arena scratch(work.numbers, static_cast<std::size_t>(n) + rows * (2 + d) + d + d * d);
+    const auto d = as_size(dim), rows = as_size(m);
+    detail::arena scratch(work.numbers, as_size(n) + rows * (2 + d) + d + d * d);
     auto score = scratch.column(n), leverage = scratch.column(m), attended = scratch.column(m);
     auto x = scratch.rows(dim, m);
     auto key = scratch.column(dim);
@@ -104,7 +103,7 @@ struct compactor {
     Eigen::Map<Eigen::MatrixXf> covariance(upper.data(), dim, dim);
     rotation turn(head.spec().rope, dim);
     for (index_t j = 0; j < m; ++j) {
-      const index_t s = others[static_cast<std::size_t>(j)];
+      const index_t s = others[as_size(j)];
       to_floats(head.key(s), dim, key.data());
       turn.by(-head.position(s));
       turn(key.data());
@@ -125,8 +124,8 @@ struct compactor {
     score::leverage(x, covariance, 0.01F, leverage);
     if (state.memory()[0] != 0) {
       for (index_t j = 0; j < m; ++j) {
-        const index_t s = others[static_cast<std::size_t>(j)];
-        attended[j] = state.column(0)[static_cast<std::size_t>(s)] * norm(head.value(s), dim);
+        const index_t s = others[as_size(j)];
+        attended[j] = state.column(0)[as_size(s)] * norm(head.value(s), dim);
       }
       float before = 0;
       for (index_t j = 0; j < m; ++j) {
@@ -140,10 +139,10 @@ struct compactor {
     }
     score.setZero();
     for (index_t j = 0; j < m; ++j) {
-      score[others[static_cast<std::size_t>(j)]] = leverage[j];
+      score[others[as_size(j)]] = leverage[j];
     }
     evict(head, target, protected_slots(head, sinks, window),
-          search::column_score({score.data(), static_cast<std::size_t>(n)}), work, out);
+          search::column_score({score.data(), as_size(n)}), work, out);
   }
 
  private:
@@ -166,5 +165,4 @@ struct compactor {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -10,8 +10,7 @@
 #include "kvmeld/score/tile_products.hpp"
 #include "kvmeld/search/match.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 namespace detail {
 
@@ -72,9 +71,7 @@ struct d2o {
     search::select(head.length(), target, is_protected(head, target),
                    search::column_score(state.column(score)), work);
     const auto u = search::match_by_cosine(head, work);
-    const auto at = [](const auto& x, index_t s) -> auto& {
-      return x[static_cast<std::size_t>(s)];
-    };
+    const auto at = [](const auto& x, index_t s) -> auto& { return x[as_size(s)]; };
     double sum = 0;
     for (index_t s = 0; s < head.length(); ++s) {
       sum += at(work.marks, s) != 0 ? 0 : double{at(u, s)};
@@ -156,5 +153,4 @@ struct d2o {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

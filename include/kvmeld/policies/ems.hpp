@@ -12,8 +12,7 @@
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// EMS (Li et al. 2024, arXiv 2412.08521): tokens that are alike share one entry, and keep their
 /// own norms and scores. The budget counts entries (slots); the table of tokens holds γ times that.
@@ -113,14 +112,14 @@ struct ems {
                                    });
       return;
     }
-    std::vector<float> all(static_cast<std::size_t>(n)), last(all);
+    std::vector<float> all(as_size(n)), last(all);
     column_scores(head, queries, {.window = local.count, .combine = combine},
                   {.total = all, .window = last});
     if (counted > 0) {
       column_scores(head, local, {.combine = combine}, {.total = last});
     }
     for (index_t s = 0; s < n; ++s) {
-      take(s, all[static_cast<std::size_t>(s)], last[static_cast<std::size_t>(s)]);
+      take(s, all[as_size(s)], last[as_size(s)]);
     }
   }
 
@@ -231,9 +230,9 @@ struct ems {
             index_t target, float band, slot_scratch& work, merge_plan& out) const {
     detail::expect_no_log_mass(head);
     const index_t n = head.length();
-    const auto size = static_cast<std::size_t>(n);
+    const auto size = as_size(n);
     auto& numbers = work.numbers;
-    const std::size_t turned = with_position ? 0 : size * static_cast<std::size_t>(head.dim());
+    const std::size_t turned = with_position ? 0 : size * as_size(head.dim());
     numbers.resize(std::max(numbers.size(), 3 * size + turned));
     const auto weight = std::span(numbers).first(size),
                length_of_key = std::span(numbers).subspan(size, size),
@@ -243,7 +242,7 @@ struct ems {
     const auto weight_of = detail::entry_weight(tokens, score);
     index_t centres = target;
     for (index_t s = 0; s < n; ++s) {
-      const auto i = static_cast<std::size_t>(s);
+      const auto i = as_size(s);
       weight[i] = weight_of(s);
       length_of_key[i] = search::key_norm(head, s);
       length_of_value[i] = kvmeld::norm(head.value(s), head.dim());
@@ -256,7 +255,7 @@ struct ems {
         std::min(rounded(double{band} * centres), static_cast<double>(n - target)));
     auto& into = work.row_of;
     const auto at = [](std::span<const float> x) {
-      return [x](index_t s) { return x[static_cast<std::size_t>(s)]; };
+      return [x](index_t s) { return x[as_size(s)]; };
     };
     const auto by_weight = ranked(head, at(weight));
     search::select(n, target + merged, alone, by_weight, work);  // the others go
@@ -278,5 +277,4 @@ struct ems {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -11,8 +11,7 @@
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/search/match.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Expected Attention (arXiv 2510.00636): what queries to come would attend to, were they Gaussian.
 ///   score   ℓ_j = scale·μ'·k_j + ½ scale²·k_jᵀ Σ' k_j + β_j = ln E exp(scale·q·k_j) + β_j,
@@ -32,7 +31,7 @@ struct expected_attention {
     f("sinks", p.sinks), f("window", p.window), f("future", p.future);
   }
   static std::size_t memory(index_t dim, index_t group, index_t) {
-    return score::query_moments<float>::size(dim, group) + static_cast<std::size_t>(dim);
+    return score::query_moments<float>::size(dim, group) + as_size(dim);
   }
   index_t min_budget() const { return sinks + window + 1; }
   index_t eviction_batch(index_t slots) const { return slots / 16; }
@@ -46,7 +45,7 @@ struct expected_attention {
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     expects(observed.query != nullptr, "expected_attention: expected the step's query");
     if (counts(head.next_position() - 1)) {
-      const auto scratch = state.memory().last(static_cast<std::size_t>(head.dim()));
+      const auto scratch = state.memory().last(as_size(head.dim()));
       moments(head, state)
           .count(
               head.group(), head.next_position() - 1, head.spec().rope,
@@ -71,7 +70,7 @@ struct expected_attention {
       const auto rows = static_cast<Eigen::Index>(counted.size());
       x.resize(group * rows, dim);
       for (Eigen::Index r = 0; r < rows; ++r) {
-        const index_t i = counted[static_cast<std::size_t>(r)];
+        const index_t i = counted[as_size(r)];
         turn.by(-queries.position_of(i, head.next_position()));
         for (index_t g = 0; g < group; ++g) {
           float* const row = &x(g * rows + r, 0);
@@ -91,10 +90,9 @@ struct expected_attention {
     const auto is_protected = protected_slots(head, sinks, window);
     const score::query_moments<const float> moments(state.memory(), dim);
     const index_t group = head.group();
-    const auto d = static_cast<std::size_t>(dim), heads = static_cast<std::size_t>(group);
-    detail::arena scratch(work.numbers, (1 + heads) * static_cast<std::size_t>(n) +
-                                            (1 + heads * d) * d +
-                                            2 * static_cast<std::size_t>(tile_slots) * d);
+    const auto d = as_size(dim), heads = as_size(group);
+    detail::arena scratch(
+        work.numbers, (1 + heads) * as_size(n) + (1 + heads * d) * d + 2 * as_size(tile_slots) * d);
     auto score = scratch.column(n), cosine = scratch.column(dim / 2),
          sine = scratch.column(dim / 2);
     auto logit = scratch.rows(group, n), sigma = scratch.rows(group * dim, dim),
@@ -142,8 +140,7 @@ struct expected_attention {
     for (index_t s = 0; s < n; ++s) {
       score[s] *= norm(head.value(s), dim);
     }
-    evict(head, target, is_protected,
-          search::column_score({score.data(), static_cast<std::size_t>(n)}), work, out);
+    evict(head, target, is_protected, search::column_score({score.data(), as_size(n)}), work, out);
   }
 
  private:
@@ -170,5 +167,4 @@ struct expected_attention {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

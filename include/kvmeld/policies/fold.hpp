@@ -12,8 +12,7 @@
 #include "kvmeld/score/leverage.hpp"
 #include "kvmeld/score/prompt_scores.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// fold (ours): slots that attention cannot tell apart are merged; outliers are kept unmerged,
 /// whether queries attend to them yet or not.
@@ -72,7 +71,7 @@ struct fold {
     return std::span(all).first(pins == pin_rule::scores ? 2 : 1);
   }
   std::size_t memory(index_t dim, index_t group, index_t) const {
-    return static_cast<std::size_t>(detail::fold_layout{decode.queries, group, dim}.size());
+    return as_size(detail::fold_layout{decode.queries, group, dim}.size());
   }
   index_t min_budget() const {
     const index_t least = sinks + 2, by_share = search::least_target(least, recent_share, least);
@@ -183,7 +182,7 @@ struct fold {
       pin(
           head, pinned().outliers(target), protected_slots(head, sinks, pinned().recent_of(target)),
           [&, held = state.column(tokens)](index_t s) {
-            const auto i = static_cast<std::size_t>(s);
+            const auto i = as_size(s);
             return held[i] == 1.0F && of_slots[i] > least ? of_slots[i] : lowest_score;
           },
           work);
@@ -209,20 +208,16 @@ struct fold {
       work.row_of.assign(work.marks.begin(), work.marks.end());
     }
     const auto kept = [&, always = protected_slots(head, sinks, pins_of.latest)](index_t s) {
-      return by_scores ? work.row_of[static_cast<std::size_t>(s)] != 0 : always(s);
+      return by_scores ? work.row_of[s] != 0 : always(s);
     };
     const auto candidate = [&, held = state.column(tokens)](index_t s) {
-      return held[static_cast<std::size_t>(s)] == 1.0F &&
-             !(by_scores && scored.has(head.position(s))) && !kept(s);
+      return held[as_size(s)] == 1.0F && !(by_scores && scored.has(head.position(s))) && !kept(s);
     };
     if (most > 0 || !by_scores) {
       const auto leverage = score::leverage_of_keys(head, leverage_ridge, work.numbers);
       pin(
           head, most, kept,
-          [&](index_t s) {
-            return candidate(s) ? leverage[static_cast<std::size_t>(s)] : lowest_score;
-          },
-          work);
+          [&](index_t s) { return candidate(s) ? leverage[as_size(s)] : lowest_score; }, work);
     }
     decode.plan(head, memory, target, work, out);
   }
@@ -240,7 +235,7 @@ struct fold {
     pin(
         head, most, protected_slots(head, sinks, latest),
         [&](index_t s) {
-          const auto i = static_cast<std::size_t>(s);
+          const auto i = as_size(s);
           return held[i] == 1.0F && score[i] > 0 ? score[i] : lowest_score;
         },
         work);
@@ -261,5 +256,4 @@ struct fold {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -4,8 +4,7 @@
 
 #include "kvmeld/policies/policy.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 struct full_cache {
   static constexpr std::string_view name() { return "full_cache"; }
@@ -20,5 +19,4 @@ struct full_cache {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

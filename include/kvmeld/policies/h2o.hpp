@@ -4,8 +4,7 @@
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// H2O, the Heavy-Hitter Oracle (Zhang et al. 2023, arXiv 2306.14048).
 ///   score   s_j ← s_j + Σ_g a_gj     attention over all queries so far, section 4.1
@@ -40,9 +39,8 @@ struct h2o {
     return {.sinks = sinks, .recent = share_of(recent, target)};
   }
   float score(const kv_head auto&, const head_state& state, index_t slot) const {
-    return state.column(0)[static_cast<std::size_t>(slot)];
+    return state.column(0)[as_size(slot)];
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -12,8 +12,7 @@
 #include "kvmeld/policies/traits.hpp"
 #include "kvmeld/score/attention.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 namespace detail {
 
@@ -288,5 +287,4 @@ void check(const P& p, const budget& b, index_t capacity) {
           " slots (the target), got ", b.trigger);
 }
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

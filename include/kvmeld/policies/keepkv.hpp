@@ -9,8 +9,7 @@
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/search/leaders.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// KeepKV (Tian et al. 2025, arXiv 2504.09936): votes, and merges that leave the output of the
 /// present query as it was (ZIP). β_j = ln p_j, p_j votes; S_j the estimate of ln s_j,
@@ -48,7 +47,7 @@ struct keepkv {
     if (variant == mode::paper) {
       return {{slot_reduce::anchor}, {slot_reduce::anchor}};
     }
-    return std::vector<slot_stat>(static_cast<std::size_t>(window),
+    return std::vector<slot_stat>(as_size(window),
                                   {slot_reduce::anchor, detail::logit_window::not_seen});
   }
   std::size_t memory(index_t, index_t, index_t) const { return variant == mode::paper ? 0 : 1; }
@@ -100,12 +99,12 @@ struct keepkv {
         variant == mode::code ? given.last(window) : given;  // a window has no more rows
     forget(state);
     std::vector<detail::estimates> of;
-    of.reserve(static_cast<std::size_t>(counted.count));
+    of.reserve(as_size(counted.count));
     for (index_t i = 0; i < counted.count; ++i) {
       of.push_back(taken(state));
     }
     detail::each_log_score(head, counted, [&](index_t i, index_t first, const auto&... scores) {
-      of[static_cast<std::size_t>(i)](first, scores...);
+      of[as_size(i)](first, scores...);
     });
   }
 
@@ -119,23 +118,22 @@ struct keepkv {
     const auto held = is_protected(head, target);
     const index_t n = head.length();
     auto& into = work.row_of;
-    work.marks.assign(static_cast<std::size_t>(n), 0);
+    work.marks.assign(as_size(n), 0);
     for (index_t s = 0; s < n; ++s) {
-      work.marks[static_cast<std::size_t>(s)] = held(s) ? 1 : 0;
+      work.marks[s] = held(s) ? 1 : 0;
     }
     search::join_leaders(head, ranks(head, state), similarity, n - target, work);
     auto& weight = work.numbers;  // ln w of the rows; −inf: not an anchor
     std::fill_n(weight.begin(), n, -std::numeric_limits<float>::infinity());
     index_t rows = 0;
     merge::for_each_row(work, [&](std::span<const index_t> members) {
-      weight[static_cast<std::size_t>(members[0])] =
-          static_cast<float>(merged(head, state, members).weight);
+      weight[as_size(members[0])] = static_cast<float>(merged(head, state, members).weight);
       ++rows;
     });
     if (rows > target) {
       search::select(n, target, held, search::column_score(weight), work);
       for (index_t& to : into) {
-        to = work.marks[static_cast<std::size_t>(to)] != 0 ? to : -1;
+        to = work.marks[to] != 0 ? to : -1;
       }
     }
     write_rows(head, state, work, out);
@@ -146,9 +144,9 @@ struct keepkv {
             merge_plan& out) const {
     auto& rank = work.numbers;
     const index_t n = head.length();
-    rank.resize(std::max(rank.size(), static_cast<std::size_t>(n)));
+    rank.resize(std::max(rank.size(), as_size(n)));
     for (index_t s = 0; s < n; ++s) {
-      rank[static_cast<std::size_t>(s)] = ranks(head, state)(s);
+      rank[as_size(s)] = ranks(head, state)(s);
     }
     search::select(n, target, is_protected(head, target), search::column_score(rank), work);
     const auto cosine = search::match_by_cosine(head, work);
@@ -212,7 +210,7 @@ struct keepkv {
   static double finite(double x) { return std::isfinite(x) ? x : -1e30; }
   double estimate(const head_state& state, index_t s) const {
     if (variant == mode::paper) {
-      return finite(double{state.column(log_score)[static_cast<std::size_t>(s)]});
+      return finite(double{state.column(log_score)[as_size(s)]});
     }
     return detail::logit_window::mean(state, s, epsilon);
   }
@@ -236,8 +234,7 @@ struct keepkv {
     }
     // `ranks` without a branch on the mode slot by slot: compilers take many at once.
     const auto by_votes = [&head, s = state.column(log_score)](index_t i) {
-      return static_cast<float>(double{head.log_mass(i)} +
-                                finite(double{s[static_cast<std::size_t>(i)]}));
+      return static_cast<float>(double{head.log_mass(i)} + finite(double{s[as_size(i)]}));
     };
     return search::lowest_scored(head.length(), is_protected(head, target), by_votes);
   }
@@ -273,7 +270,7 @@ struct keepkv {
       });
       return static_cast<float>(a - double{log_mass});
     };
-    const auto anchor = static_cast<std::size_t>(slot_of(0));
+    const auto anchor = as_size(slot_of(0));
     if (variant == mode::paper) {
       state.column(log_score)[anchor] = merged_score([&](index_t s) { return estimate(state, s); });
       return;
@@ -288,5 +285,4 @@ struct keepkv {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

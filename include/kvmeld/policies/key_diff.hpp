@@ -10,8 +10,7 @@
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/search/match.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// KeyDiff (arXiv 2504.15364): the keys least like all others. Needs no attention.
 ///   score   s_j = −cos(k_j, mean_i k_i/‖k_i‖) over all slots held, keys as stored
@@ -25,9 +24,7 @@ struct key_diff {
   static constexpr std::string_view name() { return "key_diff"; }
   static void parameters(auto& p, auto f) { f("sinks", p.sinks), f("window", p.window); }
   /// The token up to which `predict_victim` was called, as bits; the sum of k/‖k‖ then.
-  static constexpr std::size_t memory(index_t dim, index_t, index_t) {
-    return 1 + static_cast<std::size_t>(dim);
-  }
+  static constexpr std::size_t memory(index_t dim, index_t, index_t) { return 1 + as_size(dim); }
   index_t min_budget() const { return sinks + window + 1; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
@@ -36,11 +33,10 @@ struct key_diff {
 
   void plan(const kv_head auto& head, const head_state&, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    auto score =
-        detail::arena(work.numbers, static_cast<std::size_t>(head.length())).column(head.length());
+    auto score = detail::arena(work.numbers, as_size(head.length())).column(head.length());
     each_score(head, [&](index_t s, float x) { score[s] = x; });
     evict(head, target, protected_slots(head, sinks, window),
-          search::column_score({score.data(), static_cast<std::size_t>(head.length())}), work, out);
+          search::column_score({score.data(), as_size(head.length())}), work, out);
   }
 
   /// The sum of k/‖k‖ in the last step, less the evicted key, plus the new one: near enough to the
@@ -120,7 +116,7 @@ struct key_diff {
           &norm = comparison.keys().norm;
     float row[detail::row_floats];
     for (index_t i = 0; i < dim; ++i) {
-      row[i] = guess[static_cast<std::size_t>(i)] - sum[i];
+      row[i] = guess[as_size(i)] - sum[i];
     }
     const float length = norm_of(sum, dim), guessed = norm_of(guess.data(), dim),
                 error = 4 * (norm_of(row, dim) / length + static_cast<float>(dim + 16) * 1.2e-7F);
@@ -156,11 +152,10 @@ struct key_diff {
     const float norm = norm_of(key, head.dim());
     if (norm > 0 && std::isfinite(norm)) {
       for (index_t i = 0; i < head.dim(); ++i) {
-        sum[static_cast<std::size_t>(i)] += sign * key[i] / norm;
+        sum[as_size(i)] += sign * key[i] / norm;
       }
     }
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

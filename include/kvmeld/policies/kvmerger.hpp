@@ -9,8 +9,7 @@
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/search/match.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// KVMerger (Wang et al. 2024, arXiv 2407.08454): runs of consecutive similar keys become one slot.
 ///   score   s_j ← s_j + Σ_g a_gj, summed when slots merge
@@ -94,9 +93,7 @@ struct kvmerger {
   /// Flags in `work.marks`.
   static constexpr char apart = 1;   // takes no part
   static constexpr char joined = 2;  // with its left neighbour in `work.order`
-  static char& mark(slot_scratch& work, index_t s) {
-    return work.marks[static_cast<std::size_t>(s)];
-  }
+  static char& mark(slot_scratch& work, index_t s) { return work.marks[s]; }
 
   index_t heavy_places(index_t target) const { return std::max(sinks, share_of(heavy, target)); }
   index_t untouched(index_t target) const {
@@ -130,9 +127,9 @@ struct kvmerger {
       order.push_back(s);
     }
     detail::sort_by_position(head, order, work.keyed);
-    cosines.resize(std::max(cosines.size(), static_cast<std::size_t>(n)));
-    const auto at = [&](index_t i) { return order[static_cast<std::size_t>(i)]; };
-    const auto u = [&](index_t i) -> float& { return cosines[static_cast<std::size_t>(i)]; };
+    cosines.resize(std::max(cosines.size(), as_size(n)));
+    const auto at = [&](index_t i) { return order[as_size(i)]; };
+    const auto u = [&](index_t i) -> float& { return cosines[as_size(i)]; };
     index_t above = 0;
     for (index_t i = 1; i < n; ++i) {
       const index_t a = at(i - 1), b = at(i);
@@ -149,7 +146,7 @@ struct kvmerger {
       detail::select_slots(
           pairs, wanted, [&](index_t i) { return detail::ascending(std::pair(-u(i), at(i - 1))); },
           work.keyed);
-      pairs.resize(static_cast<std::size_t>(wanted));
+      pairs.resize(as_size(wanted));
     }
     for (const index_t i : pairs) {
       mark(work, at(i)) = joined;
@@ -170,7 +167,7 @@ struct kvmerger {
         pivot = x > y || (x == y && s < pivot) ? s : pivot;
       }
       for (std::size_t i = begin; i < end; ++i) {
-        into[static_cast<std::size_t>(order[i])] = pivot;
+        into[as_size(order[i])] = pivot;
       }
     }
   }
@@ -185,11 +182,10 @@ struct kvmerger {
     merge::for_each_row(work, [&](std::span<const index_t> members) {
       float sum = 0;
       for (const index_t s : members) {
-        sum += state.column(score)[static_cast<std::size_t>(s)];
+        sum += state.column(score)[as_size(s)];
       }
       // NaN ranks last among the anchors
-      total[static_cast<std::size_t>(members[0])] =
-          std::isnan(sum) ? std::numeric_limits<float>::lowest() : sum;
+      total[as_size(members[0])] = std::isnan(sum) ? std::numeric_limits<float>::lowest() : sum;
       ++rows;
     });
     if (rows <= target) {
@@ -197,7 +193,7 @@ struct kvmerger {
     }
     for (index_t s = 0; s < n; ++s) {
       if (mark(work, s) == apart) {
-        total[static_cast<std::size_t>(s)] = std::numeric_limits<float>::infinity();
+        total[as_size(s)] = std::numeric_limits<float>::infinity();
       }
     }
     search::select(
@@ -236,5 +232,4 @@ struct kvmerger {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -7,8 +7,7 @@
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// KVzip (Kim et al. 2025, arXiv 2505.23416): what the model looks up when it repeats the prompt.
 ///   score   the largest attention that any query of the second reading gives a slot, of all query
@@ -44,7 +43,7 @@ struct kvzip {
   }
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    std::vector<float> largest(static_cast<std::size_t>(head.length()));
+    std::vector<float> largest(as_size(head.length()));
     column_scores(head, queries, {}, {.largest = largest});
     raise(state.column(0), largest);
   }
@@ -53,7 +52,7 @@ struct kvzip {
     return {.sinks = sinks, .recent = recent};
   }
   float score(const kv_head auto&, const head_state& state, index_t slot) const {
-    return state.column(0)[static_cast<std::size_t>(slot)];
+    return state.column(0)[as_size(slot)];
   }
 
  private:
@@ -64,5 +63,4 @@ struct kvzip {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -20,8 +20,7 @@
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/select.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace detail {
 
 /// What the members of a policy are called with.
@@ -254,5 +253,4 @@ struct hooks_of {
 };
 
 }  // namespace detail
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -4,8 +4,7 @@
 #include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/policies/policy.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Random tokens: the floor. A method that does not beat it is not worth its cost.
 ///   score   none: chance, the same for the same seed and position
@@ -33,5 +32,4 @@ struct random_tokens {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

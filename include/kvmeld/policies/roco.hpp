@@ -6,8 +6,7 @@
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/prompt_attention.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// RoCo (arXiv 2402.06262): robust cache omission.
 ///   score   mean of Σ_g a_gj over the queries that could see slot j, and its standard deviation
@@ -50,7 +49,7 @@ struct roco {
     const auto [alone, varied] = held_back(head, target);
     search::select(head.length(), alone + varied, is_protected, variances(state), work);
     work.row_of.assign(work.marks.begin(), work.marks.end());
-    const auto chosen = [&](index_t s) { return work.row_of[static_cast<std::size_t>(s)] != 0; };
+    const auto chosen = [&](index_t s) { return work.row_of[s] != 0; };
     evict(head, target, chosen, search::column_score(state.column(mean)), work, out);
   }
   /// The lowest by mean that is not among the `varied` by variance: most often the very lowest.
@@ -95,7 +94,7 @@ struct roco {
     std::span<const float> squared, seen;
 
     float operator()(index_t s) const {
-      const auto i = static_cast<std::size_t>(s);
+      const auto i = as_size(s);
       return seen[i] > 0 ? rank(squared[i] / seen[i]) : 0.0F;
     }
   };
@@ -119,5 +118,4 @@ struct roco {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -8,8 +8,7 @@
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/prompt_attention.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Scissorhands (arXiv 2305.17118, algorithm 2): how often a token got less than its fair share.
 ///   score   low marks: queries that see n slots and give this one less than 1/n, in the mean over
@@ -61,7 +60,7 @@ struct scissorhands {
   /// Ties are the rule here, and slots change places in decode: positions decide them.
   std::pair<float, index_t> score(const kv_head auto& head, const head_state& state,
                                   index_t slot) const {
-    const auto s = static_cast<std::size_t>(slot);
+    const auto s = as_size(slot);
     return {rank(-(state.column(past)[s] + state.column(current)[s])), -head.position(slot)};
   }
 
@@ -76,5 +75,4 @@ struct scissorhands {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

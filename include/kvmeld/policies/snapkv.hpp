@@ -6,8 +6,7 @@
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// SnapKV (Li et al. 2024, arXiv 2404.14469): what the prompt's last queries attend to.
 ///   score   prompt: attention summed over the last W queries (or the reference queries given),
@@ -61,10 +60,9 @@ struct snapkv {
     return {.sinks = sinks, .recent = window};
   }
   float score(const kv_head auto&, const head_state& state, index_t slot) const {
-    const auto s = static_cast<std::size_t>(slot);
+    const auto s = as_size(slot);
     return state.column(past)[s] + state.column(current)[s];
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -8,8 +8,7 @@
 #include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/policies/policy.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// StreamingLLM (Xiao et al. 2023, arXiv 2309.17453): attention sinks and a window.
 ///   score   none
@@ -43,9 +42,7 @@ struct streaming_llm {
   /// `cache_index` remembers the sinks' keys as they came, so that rounding never accumulates: per
   /// sink where it was, where it is, and its key `[dim]`.
   std::size_t memory(index_t dim, index_t, index_t) const {
-    return positions == position_mode::original
-               ? 0
-               : static_cast<std::size_t>(sinks) * (static_cast<std::size_t>(dim) + header);
+    return positions == position_mode::original ? 0 : as_size(sinks) * (as_size(dim) + header);
   }
 
   /// Moves the sinks right before the window. They are the slots of the lowest positions, wherever
@@ -109,5 +106,4 @@ struct streaming_llm {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -6,8 +6,7 @@
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// TOVA, token omission via attention (arXiv 2401.06104).
 ///   score   s_j = Σ_g a_gj of the latest query alone (or the reference queries given)
@@ -34,9 +33,8 @@ struct tova {
 
   protection protects(const kv_head auto&, index_t) const { return {.sinks = sinks}; }
   float score(const kv_head auto&, const head_state& state, index_t slot) const {
-    return state.column(0)[static_cast<std::size_t>(slot)];
+    return state.column(0)[as_size(slot)];
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -7,8 +7,7 @@
 
 #include "kvmeld/policies/policy.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace detail {
 
 /// A policy chosen at run time: `visit` calls with the one inside. It has a member for every fact.
@@ -195,5 +194,4 @@ observation_needs observation_needs_of(const P& p) {
 }
 
 }  // namespace traits
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -9,8 +9,7 @@
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/search/match.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// ZSMerge (Liu et al. 2025, arXiv 2503.10714): a ring of the latest, the top by decayed attention,
 /// and residual slots that absorb the rest.
@@ -72,7 +71,7 @@ struct zsmerge {
 
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    std::vector<float> decayed(static_cast<std::size_t>(head.length()));
+    std::vector<float> decayed(as_size(head.length()));
     column_scores(head, queries, {.decay = decay, .combine = combine}, {.decayed = decayed});
     const auto age = static_cast<float>(std::pow(double{decay}, queries.count));
     score::accumulate(state.column(score), decayed, age);
@@ -86,11 +85,11 @@ struct zsmerge {
                    search::column_score(state.column(score)), work);
     auto& into = work.row_of;
     auto& rest = work.order;
-    into.assign(static_cast<std::size_t>(head.length()), -1);
+    into.assign(as_size(head.length()), -1);
     rest.clear();
     for (index_t s = 0; s < head.length(); ++s) {
-      if (work.marks[static_cast<std::size_t>(s)] != 0) {
-        into[static_cast<std::size_t>(s)] = s;
+      if (work.marks[s] != 0) {
+        into[as_size(s)] = s;
       } else {
         rest.push_back(s);
       }
@@ -104,10 +103,9 @@ struct zsmerge {
           rest, [&](index_t s) { return detail::descending(of(s)); }, work.keyed);
       for (std::size_t i = 0; i < rest.size(); ++i) {
         const index_t c = rest[i];
-        into[static_cast<std::size_t>(c)] =
+        into[as_size(c)] =
             static_cast<index_t>(i) < missing ? c : search::nearest_by_dot(head, c, [&](index_t r) {
-              return into[static_cast<std::size_t>(r)] == r &&
-                     (residual_slot(state, r) || work.marks[static_cast<std::size_t>(r)] == 0);
+              return into[as_size(r)] == r && (residual_slot(state, r) || work.marks[r] == 0);
             });
       }
     }
@@ -152,8 +150,7 @@ struct zsmerge {
     }
     const auto flag = state.column(is_residual);
     for (index_t s = 0; s < head.length(); ++s) {
-      flag[static_cast<std::size_t>(s)] =
-          residual_slot(state, s) || tokens(state, s) > 1 ? 1.0F : 0.0F;
+      flag[as_size(s)] = residual_slot(state, s) || tokens(state, s) > 1 ? 1.0F : 0.0F;
     }
     const auto in_ring = search::protect(head, 0, ring(target));
     index_t overflow = -context(target), free = residual - residual_slots(head, state);
@@ -164,7 +161,7 @@ struct zsmerge {
       const index_t s = search::lowest_scored(
           head.length(), is_protected(head, state, target, !new_token_competes),
           search::column_score(state.column(score)));
-      flag[static_cast<std::size_t>(s)] = 1.0F;
+      flag[as_size(s)] = 1.0F;
     }
   }
 
@@ -180,10 +177,10 @@ struct zsmerge {
   index_t context(index_t target) const { return target - ring(target) - residual; }
 
   static float tokens(const head_state& state, index_t s) {
-    return state.column(count)[static_cast<std::size_t>(s)];
+    return state.column(count)[as_size(s)];
   }
   static bool residual_slot(const head_state& state, index_t s) {
-    return state.column(is_residual)[static_cast<std::size_t>(s)] != 0.0F;
+    return state.column(is_residual)[as_size(s)] != 0.0F;
   }
   index_t residual_slots(const kv_head auto& head, const head_state& state) const {
     index_t n = 0;
@@ -200,7 +197,7 @@ struct zsmerge {
     return [&head, absorbs = state.column(is_residual),
             kept = search::protect(head, sinks, latest)](index_t s) {
       return (static_cast<int>(kept(head.position(s))) |
-              static_cast<int>(absorbs[static_cast<std::size_t>(s)] != 0.0F)) != 0;
+              static_cast<int>(absorbs[as_size(s)] != 0.0F)) != 0;
     };
   }
 
@@ -210,11 +207,10 @@ struct zsmerge {
     const auto n = static_cast<index_t>(rest.size());
     for (index_t c = 0, begin = 0; c < residual; ++c) {
       const index_t end = begin + n / residual + (c < n % residual ? 1 : 0);
-      const auto run = std::span(rest).subspan(static_cast<std::size_t>(begin),
-                                               static_cast<std::size_t>(end - begin));
+      const auto run = std::span(rest).subspan(as_size(begin), as_size(end - begin));
       const index_t anchor = *std::ranges::min_element(run);
       for (const index_t s : run) {
-        into[static_cast<std::size_t>(s)] = anchor;
+        into[as_size(s)] = anchor;
       }
       begin = end;
     }
@@ -226,7 +222,7 @@ struct zsmerge {
     out.reset(head.length());
     merge::for_each_row(work, [&](std::span<const index_t> members) {
       const index_t r = members[0];
-      if (work.marks[static_cast<std::size_t>(r)] != 0 && !residual_slot(state, r)) {
+      if (work.marks[r] != 0 && !residual_slot(state, r)) {
         return out.keep(r, head.log_mass(r));
       }
       float w = 0;
@@ -241,5 +237,4 @@ struct zsmerge {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

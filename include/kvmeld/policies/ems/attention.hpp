@@ -13,8 +13,7 @@
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/softmax.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace detail {
 
 /// scale · q·k̂ of a shared entry from `dot` = q·k: its token `t` has the logit ‖k_t‖ times that.
@@ -55,7 +54,7 @@ void each_token_attention(const kv_head auto& head, const ems_table<head_state>&
   const auto slope = table.scratch().data(), log_sum = slope + group;
   for (index_t s = 0; s < n; ++s) {
     if (!table.shared(s)) {
-      take(s, observed.attention[static_cast<std::size_t>(s)]);
+      take(s, observed.attention[as_size(s)]);
       continue;
     }
     for (index_t g = 0; g < group; ++g) {
@@ -67,9 +66,7 @@ void each_token_attention(const kv_head auto& head, const ems_table<head_state>&
       const float norm = table.at(ems_table<head_state>::norm, token);
       float attention = 0;
       for (index_t g = 0; g < group; ++g) {
-        const float entry =
-            observed.probabilities[static_cast<std::size_t>(g) * static_cast<std::size_t>(n) +
-                                   static_cast<std::size_t>(s)];
+        const float entry = observed.probabilities[as_size(g) * as_size(n) + as_size(s)];
         const float own = entry * std::exp(slope[g] * norm - log_sum[g]);
         attention = how == group_combine::max ? std::max(attention, own) : attention + own;
       }
@@ -84,9 +81,7 @@ template <class T, class Take>
 void each_token_attention(const kv_head auto& head, const head_state& state,
                           const ems_table<head_state>& table, const query_view<T>& queries,
                           group_combine how, Take take) {
-  const auto n = static_cast<std::size_t>(head.length()),
-             group = static_cast<std::size_t>(head.group()),
-             dim = static_cast<std::size_t>(head.dim());
+  const auto n = as_size(head.length()), group = as_size(head.group()), dim = as_size(head.dim());
   const ems_mass<std::remove_cvref_t<decltype(head)>> mass{head, {state, head.group()}};
   std::vector<float> query(group * dim), p(group * n), combined(n);
   for (index_t i = 0; i < queries.count; ++i) {
@@ -144,12 +139,12 @@ auto global_local(const ems_table<State>& table, index_t length) {
 template <class State, class Score>
 std::vector<float> pooled_scores(const kv_head auto& head, const ems_table<State>& table,
                                  Score score, index_t window, index_t kernel) {
-  std::vector<float> s(static_cast<std::size_t>(table.names()));
+  std::vector<float> s(as_size(table.names()));
   std::vector<index_t> outside;
   const auto in_window = search::protect(head, 0, window);
   for (index_t slot = 0; slot < head.length(); ++slot) {
     table.each(slot, [&](index_t token) {
-      s[static_cast<std::size_t>(token)] = score(token);
+      s[as_size(token)] = score(token);
       if (!in_window(table.position(head, token))) {
         outside.push_back(token);
       }
@@ -174,5 +169,4 @@ auto entry_weight(const ems_table<State>& tokens, Score score) {
 }
 
 }  // namespace detail
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -7,8 +7,7 @@
 #include "kvmeld/policies/ems/table.hpp"
 #include "kvmeld/policies/policy.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace detail {
 
 /// Keys as they were before RoPE, into `keys [length, dim]`; allocates nothing.
@@ -44,7 +43,7 @@ struct ems_redundancy {
     return {keys.data() + std::ptrdiff_t{s} * head.dim()};
   }
   static float cosine(float dot, std::span<const float> norm, index_t a, index_t b) {
-    const float norms = norm[static_cast<std::size_t>(a)] * norm[static_cast<std::size_t>(b)];
+    const float norms = norm[as_size(a)] * norm[as_size(b)];
     return norms > 0 ? dot / norms : 0.0F;
   }
 };
@@ -64,13 +63,13 @@ void match_entries(const ems_redundancy<Head>& redundancy, Alone alone, float th
                    slot_scratch& work) {
   const Head& head = redundancy.head;
   for (index_t s = 0; s < head.length(); ++s) {
-    auto& to = work.row_of[static_cast<std::size_t>(s)];
-    if (work.marks[static_cast<std::size_t>(s)] != 0 || to < 0) {
+    auto& to = work.row_of[s];
+    if (work.marks[s] != 0 || to < 0) {
       continue;
     }
     search::near_slot best;
     for (index_t c = 0; c < head.length(); ++c) {
-      if (work.marks[static_cast<std::size_t>(c)] != 0 && !alone(c)) {
+      if (work.marks[c] != 0 && !alone(c)) {
         take_nearer(head, {c, rank(redundancy(s, c))}, best);
       }
     }
@@ -122,9 +121,7 @@ search::near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate can
   if (comparison.is_about(e, n)) {
     const fused_similarity::products &keys = comparison.keys(), &values = comparison.values();
     const auto of = [&](const fused_similarity::products& x, index_t s) {
-      const auto at = [](const std::vector<float>& y, index_t i) {
-        return y[static_cast<std::size_t>(i)];
-      };
+      const auto at = [](const std::vector<float>& y, index_t i) { return y[as_size(i)]; };
       return cosine(at(x.dot, s), at(x.norm, e), at(x.norm, s));
     };
     for (index_t s = 0; s < n; ++s) {
@@ -180,5 +177,4 @@ void merge_entries(const kv_head auto& head, Norm key_norm, Weight weight,
 }
 
 }  // namespace detail
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

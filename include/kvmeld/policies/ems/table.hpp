@@ -9,8 +9,7 @@
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/search/match.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace detail {
 
 /// A view of what EMS keeps of every token. The first token of an entry, its centre, has its
@@ -30,13 +29,13 @@ class ems_table {
 
   /// Floats for so many places.
   static std::size_t size(std::size_t places, index_t group) {
-    return header + 2 * static_cast<std::size_t>(group) + places * place_size;
+    return header + 2 * as_size(group) + places * place_size;
   }
 
   ems_table(State& state, index_t group)
       : slots_(state.memory_capacity()),
         memory_(state.memory()),
-        scratch_(memory_.subspan(header, 2 * static_cast<std::size_t>(group))),
+        scratch_(memory_.subspan(header, 2 * as_size(group))),
         places_(memory_.subspan(header + scratch_.size())) {
     for (std::size_t f = 0; f < fields; ++f) {
       column_[f] = state.column(static_cast<index_t>(f)).data();
@@ -123,9 +122,7 @@ class ems_table {
   static constexpr std::size_t place_size = fields + 1;  // and the position
 
   index_t count(std::size_t i) const { return static_cast<index_t>(memory_[i]); }
-  std::size_t place(index_t token) const {
-    return static_cast<std::size_t>(token - slots_) * place_size;
-  }
+  std::size_t place(index_t token) const { return as_size(token - slots_) * place_size; }
   index_t token_of(float link) const {
     return link == 0 ? none : slots_ + static_cast<index_t>(link) - 1;
   }
@@ -194,15 +191,15 @@ void make_room(const ems_table<head_state>& tokens, EachSource each_source, Scor
 template <class Score>
 void update_table(const kv_head auto& head, const ems_table<head_state>& tokens,
                   const merge_plan& change, index_t most, Score score, std::vector<char>& centre) {
-  centre.assign(static_cast<std::size_t>(change.length()), evicted);
+  centre.assign(as_size(change.length()), evicted);
   for (index_t r = 0; r < change.rows(); ++r) {
     for (const merge_source& e : change.row(r)) {
-      centre[static_cast<std::size_t>(e.source)] = moved;
+      centre[as_size(e.source)] = moved;
     }
   }
   index_t joining = -change.rows();
   for (index_t s = 0; s < head.length(); ++s) {
-    if (centre[static_cast<std::size_t>(s)] == evicted) {
+    if (centre[as_size(s)] == evicted) {
       tokens.remove_sharing(s);
     } else {
       ++joining;
@@ -211,7 +208,7 @@ void update_table(const kv_head auto& head, const ems_table<head_state>& tokens,
   const auto each_source = [&](auto see) {
     for (index_t r = 0; r < change.rows(); ++r) {
       for (const merge_source& e : change.row(r)) {
-        char& mark = centre[static_cast<std::size_t>(e.source)];
+        char& mark = centre[as_size(e.source)];
         see(e.source, e.source != change.anchor(r) ? &mark : nullptr);
       }
     }
@@ -221,8 +218,7 @@ void update_table(const kv_head auto& head, const ems_table<head_state>& tokens,
   }
   for (index_t r = 0; r < change.rows(); ++r) {
     for (const merge_source& e : change.row(r).subspan(1)) {
-      tokens.join(head, change.anchor(r), e.source,
-                  centre[static_cast<std::size_t>(e.source)] == moved);
+      tokens.join(head, change.anchor(r), e.source, centre[as_size(e.source)] == moved);
     }
   }
 }
@@ -258,5 +254,4 @@ void update_table(const kv_head auto& head, const ems_table<head_state>& tokens,
 }
 
 }  // namespace detail
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -15,8 +15,7 @@
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/search/ward.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// Everything is computed in the plan's own scratch, so that nothing is allocated after its first
 /// use.
@@ -40,8 +39,7 @@ struct fold_decode {
             merge_plan& out) const {
     // Types that depend on the head's: what is made of them is compiled where it is used.
     const auto n = head.length(), dim = head.dim(), count = memory.count() * head.group();
-    const auto size = static_cast<std::size_t>(n), d = static_cast<std::size_t>(dim),
-               q = static_cast<std::size_t>(count);
+    const auto size = as_size(n), d = as_size(dim), q = as_size(count);
     detail::arena scratch(work.numbers,
                           2 * size + 2 * q + (q + 1) * d +
                               std::max(some_queries * (size + padding) + tile_slots * d,
@@ -60,7 +58,7 @@ struct fold_decode {
     auto& order = work.order;
     order.clear();
     for (index_t s = 0; s < n; ++s) {
-      if (work.marks[static_cast<std::size_t>(s)] == 0) {
+      if (work.marks[s] == 0) {
         order.push_back(s);
       }
     }
@@ -80,16 +78,16 @@ struct fold_decode {
       detail::arena pass = scratch;
       const search::ward_slots all(head, order, mass, pass);
       search::cheapest_partners(
-          all, all, [&](index_t i) { return heavier[static_cast<std::size_t>(i)]; },
+          all, all, [&](index_t i) { return heavier[as_size(i)]; },
           [&](index_t i, const search::ward_partner& to) {
             // A key that holds NaN is evicted before others are merged.
-            cost[order[static_cast<std::size_t>(i)]] = std::isnan(all.square[i]) ? -1 : to.cost;
+            cost[order[as_size(i)]] = std::isnan(all.square[i]) ? -1 : to.cost;
           });
     }
     detail::select_slots(
         order, freed_now, [&](index_t s) { return detail::ascending(cost[s]); }, work.keyed);
     // Into: the cheapest of those that are kept and not pinned.
-    const auto removed = std::span(order).first(static_cast<std::size_t>(freed_now));
+    const auto removed = std::span(order).first(as_size(freed_now));
     auto& into = work.row_of;
     into.resize(size);
     {
@@ -99,7 +97,7 @@ struct fold_decode {
       search::cheapest_partners(
           from, to, [&](index_t) { return static_cast<index_t>(to.slot.size()); },
           [&](index_t i, const search::ward_partner& partner) {
-            into[static_cast<std::size_t>(removed[static_cast<std::size_t>(i)])] =
+            into[as_size(removed[as_size(i)])] =
                 std::isnan(from.square[i]) ? evicted : partner.slot;
           });
     }
@@ -178,11 +176,11 @@ struct fold_decode {
                     dense::stored auto& logit, slot_scratch& work, merge_plan& out) {
     const index_t n = head.length(), dim = head.dim();
     const auto& into = work.row_of;
-    const auto destination = [&](index_t s) { return into[static_cast<std::size_t>(s)]; };
+    const auto destination = [&](index_t s) { return into[as_size(s)]; };
     auto& is_removed = work.marks;
     std::ranges::fill(is_removed, 0);
     for (const index_t s : removed) {
-      is_removed[static_cast<std::size_t>(s)] = 1;
+      is_removed[as_size(s)] = 1;
     }
     detail::sort_slots(
         removed, [&](index_t s) { return detail::ascending(destination(s)); }, work.keyed);
@@ -192,7 +190,7 @@ struct fold_decode {
       ++begin;
     }
     for (index_t r = 0; r < n; ++r) {
-      if (is_removed[static_cast<std::size_t>(r)] != 0) {
+      if (is_removed[as_size(r)] != 0) {
         continue;
       }
       std::size_t end = begin;
@@ -233,5 +231,4 @@ struct fold_decode {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -6,8 +6,7 @@
 
 #include "kvmeld/search/protection.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace detail {
 
 /// fold: slots that one plan of a step frees.
@@ -92,5 +91,4 @@ struct fold_layout {
 };
 
 }  // namespace detail
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -11,8 +11,7 @@
 #include "kvmeld/policies/fold/layout.hpp"
 #include "kvmeld/policies/policy.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace detail {
 
 /// A view of the flat floats in `head_state::memory`; read only when they are const.
@@ -42,7 +41,7 @@ class fold_memory {
       return std::bit_cast<float>(std::uint32_t{upper} << 16);
     });
   }
-  index_t position(index_t i) const { return get(header + static_cast<std::size_t>(slot_of(i))); }
+  index_t position(index_t i) const { return get(header + as_size(slot_of(i))); }
 
   /// A step's query `[group, dim]`. Every `stride`-th is held, and always the newest.
   void remember(const float* q, index_t position, index_t stride) {
@@ -53,7 +52,7 @@ class fold_memory {
     for (index_t g = 0; g < layout_.group; ++g) {
       put(q + std::ptrdiff_t{g} * layout_.dim, at(g, slot));
     }
-    set(header + static_cast<std::size_t>(slot), position);
+    set(header + as_size(slot), position);
     set(held, std::max(get(held), slot + 1));
     const index_t step = get(steps);
     set(newest, slot);
@@ -70,7 +69,7 @@ class fold_memory {
     const index_t n = std::min(layout_.queries, reference.count);
     for (index_t i = 0; i < n; ++i) {
       const auto from = static_cast<index_t>(std::int64_t{i} * reference.count / n);
-      set(header + static_cast<std::size_t>(i), reference.position_of(from, next_position));
+      set(header + as_size(i), reference.position_of(from, next_position));
       for (index_t g = 0; g < layout_.group; ++g) {
         put(reference.at(g, from), at(g, i));
       }
@@ -84,9 +83,7 @@ class fold_memory {
   void set(std::size_t i, index_t x) { floats_[i] = std::bit_cast<float>(x); }
   index_t slot_of(index_t i) const { return layout_.slot_of(i, get(held), get(newest)); }
   Float* at(index_t g, index_t slot) const { return floats_.data() + layout_.query(g, slot); }
-  std::size_t bytes() const {
-    return static_cast<std::size_t>(layout_.dim) * sizeof(std::uint16_t);
-  }
+  std::size_t bytes() const { return as_size(layout_.dim) * sizeof(std::uint16_t); }
   template <class T>
   void put(const T* q, Float* to) const {
     std::uint16_t bits[rotation::max_dim];
@@ -100,5 +97,4 @@ class fold_memory {
 };
 
 }  // namespace detail
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -10,8 +10,7 @@
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/search/cluster.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 /// The slots that are not marked become clusters, `target` rows in all. Seeds keep away from what
 /// is marked.
@@ -46,7 +45,7 @@ struct fold_prompt {
                            std::span<const float> score, std::span<char> marks) {
     const auto n = static_cast<index_t>(marks.size());
     const auto stays = [&](index_t s) {
-      const auto i = static_cast<std::size_t>(s);
+      const auto i = as_size(s);
       return marks[i] != clustered || tokens[i] != 1.0F;
     };
     const auto beside = static_cast<index_t>(std::ranges::count(marks, clustered));
@@ -59,11 +58,11 @@ struct fold_prompt {
     if (most <= 0) {
       return;
     }
-    const auto of_slot = [&](index_t s) { return rank(score[static_cast<std::size_t>(s)]); };
+    const auto of_slot = [&](index_t s) { return rank(score[as_size(s)]); };
     const search::kth_score last = search::kth_largest(n, most, stays, of_slot);
     for (index_t s = 0; s < n; ++s) {
       if (!stays(s) && !last.below(of_slot(s), s)) {
-        marks[static_cast<std::size_t>(s)] = evicted;
+        marks[as_size(s)] = evicted;
       }
     }
   }
@@ -89,10 +88,10 @@ struct fold_prompt {
     std::vector<float> weight(size), mass(size);
     std::vector<std::vector<index_t>> members(size);
     for (index_t s = 0; s < n; ++s) {
-      if (const index_t i = c.cluster[static_cast<std::size_t>(s)]; i >= 0) {
-        weight[static_cast<std::size_t>(i)] += m[s];
-        mass[static_cast<std::size_t>(i)] += full.mass[s];
-        members[static_cast<std::size_t>(i)].push_back(s);
+      if (const index_t i = c.cluster[as_size(s)]; i >= 0) {
+        weight[as_size(i)] += m[s];
+        mass[as_size(i)] += full.mass[s];
+        members[as_size(i)].push_back(s);
       }
     }
     // The rows in slot order, a cluster at its seed: keys, values, mass, anchors.
@@ -101,9 +100,8 @@ struct fold_prompt {
     std::vector<index_t> cluster_of;  // [rows], −1: pinned
     work.order.clear();               // [rows] anchors
     for (index_t s = 0; s < n; ++s) {
-      const index_t i = c.cluster[static_cast<std::size_t>(s)];
-      if (marks[static_cast<std::size_t>(s)] == evicted ||
-          (i >= 0 && c.seeds[static_cast<std::size_t>(i)] != s)) {
+      const index_t i = c.cluster[as_size(s)];
+      if (marks[as_size(s)] == evicted || (i >= 0 && c.seeds[as_size(i)] != s)) {
         continue;
       }
       const auto r = static_cast<Eigen::Index>(cluster_of.size());
@@ -114,16 +112,16 @@ struct fold_prompt {
         continue;
       }
       key.row(r).setZero(), value.row(r).setZero();
-      for (const index_t j : members[static_cast<std::size_t>(i)]) {
-        const float w = m[j] / weight[static_cast<std::size_t>(i)];
+      for (const index_t j : members[as_size(i)]) {
+        const float w = m[j] / weight[as_size(i)];
         key.row(r) += w * keys.row(j), value.row(r) += w * values.row(j);
       }
-      row_mass[r] = mass[static_cast<std::size_t>(i)];
+      row_mass[r] = mass[as_size(i)];
     }
     auto beta = merge::fit_log_mass(key, row_mass, queries, full.log_sum_exp, head.scale());
     for (Eigen::Index r = 0; r < target; ++r) {
-      if (cluster_of[static_cast<std::size_t>(r)] < 0) {
-        beta[r] = head.log_mass(work.order[static_cast<std::size_t>(r)]);
+      if (cluster_of[as_size(r)] < 0) {
+        beta[r] = head.log_mass(work.order[r]);
       }
     }
     std::vector<char> fixed;  // [rows]
@@ -138,7 +136,7 @@ struct fold_prompt {
       dense::add_product(-1, p, value, missing);
       std::vector<Eigen::Index> merged;  // rows
       for (Eigen::Index r = 0; r < target; ++r) {
-        if (fixed[static_cast<std::size_t>(r)] == 0) {
+        if (fixed[as_size(r)] == 0) {
           merged.push_back(r);
         }
       }
@@ -151,25 +149,25 @@ struct fold_prompt {
 
     out.reset(n);
     for (Eigen::Index r = 0; r < target; ++r) {
-      const index_t anchor = work.order[static_cast<std::size_t>(r)];
-      const index_t i = cluster_of[static_cast<std::size_t>(r)];
+      const index_t anchor = work.order[r];
+      const index_t i = cluster_of[as_size(r)];
       if (i < 0) {
         out.keep(anchor, beta[r]);
         continue;
       }
       const auto add = [&](index_t s) {
-        const float w = m[s] / weight[static_cast<std::size_t>(i)];
+        const float w = m[s] / weight[as_size(i)];
         out.add({s, w, w});
       };
       add(anchor);
-      for (const index_t s : members[static_cast<std::size_t>(i)]) {
+      for (const index_t s : members[as_size(i)]) {
         if (s != anchor) {
           add(s);
         }
       }
       out.end_row(fitted.log_mass[r]);
     }
-    const auto size_of_all = static_cast<std::size_t>(key.size());
+    const auto size_of_all = as_size(key.size());
     if (ridge > 0 || refine > 0) {
       fitted.value -= value;
       out.correct_values({fitted.value.data(), size_of_all}, head.dim());
@@ -205,5 +203,4 @@ struct fold_prompt {
   }
 };
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

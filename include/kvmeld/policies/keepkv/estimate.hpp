@@ -12,8 +12,7 @@
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/search/match.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 namespace detail {
 
 /// `ln Σ exp(f(i))`, `i = 0 .. n−1`, over the numbers that are finite; −inf: none is.
@@ -45,7 +44,7 @@ void each_log_score(const kv_head auto& head, const observation& observed, Take 
     const index_t count = std::min(dense::array_size, n - first);
     Array mass = Array::Zero();
     for (index_t g = 0; g < group; ++g) {
-      const auto at = static_cast<std::size_t>(g);
+      const auto at = as_size(g);
       const float share = std::exp(observed.log_sum_exp[at] - top);
       const float* p = observed.probabilities.data() + std::ptrdiff_t{g} * n + first;
       for (index_t i = 0; i < count; ++i) {
@@ -161,7 +160,7 @@ struct estimates {
   moving_average average = {};
 
   void operator()(index_t s, float now) const {
-    const auto i = static_cast<std::size_t>(s);
+    const auto i = as_size(s);
     if (weight.empty()) {
       score[i] = now;
     } else {
@@ -169,7 +168,7 @@ struct estimates {
     }
   }
   void operator()(index_t first, const auto& now, index_t count) const {
-    const auto i = static_cast<std::size_t>(first);
+    const auto i = as_size(first);
     if (weight.empty()) {
       std::copy_n(now.data(), count, &score[i]);
     } else {
@@ -208,7 +207,7 @@ struct logit_window {
   }
   /// `ln Σ s` over them.
   static double sum(const head_state& state, index_t s) {
-    return log_sum(static_cast<std::size_t>(state.slot_stats()),
+    return log_sum(as_size(state.slot_stats()),
                    [&](std::size_t c) { return double{at(state, static_cast<index_t>(c), s)}; });
   }
   /// `ln(mean s + epsilon)`
@@ -219,7 +218,7 @@ struct logit_window {
     return seen_by == 0 ? floor : log_sum(2, [&](std::size_t i) { return i == 0 ? mean : floor; });
   }
   static float at(const head_state& state, index_t c, index_t s) {
-    return state.column(c)[static_cast<std::size_t>(s)];
+    return state.column(c)[as_size(s)];
   }
 };
 
@@ -260,5 +259,4 @@ struct vote_merge {
 };
 
 }  // namespace detail
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0
