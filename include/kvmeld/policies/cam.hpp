@@ -144,7 +144,7 @@ struct cam {
     const merge_source both[] = {{to}, {s, 0, 1 / static_cast<float>(n)}};
     const auto added =
         delta == nullptr ? std::span<const float>() : std::span(delta, as_size(head.dim()));
-    return merge::fits(head.dim(), both, &merge_source::value_weight, added,
+    return merge::fits(head, both, &merge_source::value_weight, added,
                        [&](index_t r) { return head.value(r); });
   }
   /// Do all slots behind slot `s`, up to position `last`, hold their share?
