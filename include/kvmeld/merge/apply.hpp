@@ -66,8 +66,8 @@ struct row_bytes_at {
   row_bytes_at(const row<any_scalar>& x, index_t dim)
       : begin(reinterpret_cast<std::uintptr_t>(x.data)),
         step(x.step),
-        count(x.type == storage::q8_0 ? row_size<q8_0>(dim) : dim),
-        size(static_cast<index_t>(row_bytes(x.type, dim)) / count) {}
+        count(row_size(x.type, dim)),
+        size(static_cast<index_t>(element_bytes(x.type))) {}
 
   /// The offset of the byte behind the last.
   std::ptrdiff_t span() const { return (count - 1) * step + size; }

@@ -76,7 +76,7 @@ struct prompt_score_options {
   std::span<const float> log_sum_exp = {};  ///< [group, queries] of the prefill's own attention
 };
 
-/// Lookahead-max (ours; `score/lookahead_max.hpp` has the formula) times leverage, of one KV head's
+/// Lookahead-max (ours; `score::lookahead_max` has the formula) times leverage, of one KV head's
 /// slots, at least 0, into `out [length]`. `queries`: the prompt's own of that head, all of them,
 /// rotated (`prompt_queries(...).of(h)`), after its keys and values were appended; of a prompt in
 /// chunks, the chunk's. Where the prefill has its rows' log-sum-exp, half of

@@ -10,7 +10,6 @@
 
 #include "kvmeld/memory/convert.hpp"
 #include "kvmeld/memory/rotation.hpp"
-#include "kvmeld/memory/view.hpp"
 #include "kvmeld/score/prompt_use.hpp"
 
 namespace kvmeld::inline v0 {
@@ -110,9 +109,7 @@ reference_queries spread(kv_cache auto& kv, const query_view<T>& queries, index_
     out.position(i) = queries.position_of(t, head.next_position());
     for (index_t h = 0; h < kv.heads(); ++h) {
       for (index_t g = 0; g < head.group(); ++g) {
-        const T* q = queries.of(h).at(g, t);
-        std::transform(q, q + head.dim(), out.at(h, g, i),
-                       [](T x) { return static_cast<float>(x); });
+        to_floats(row<const T>{queries.of(h).at(g, t)}, head.dim(), out.at(h, g, i));
       }
     }
   }
