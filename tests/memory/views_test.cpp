@@ -2,7 +2,6 @@
 // The models of kv_cache: what is appended is where it belongs, and nothing else is touched.
 #include <catch2/catch.hpp>
 #include <cstring>
-#include <numeric>
 #include <vector>
 
 #include "support/fixtures.hpp"
@@ -233,32 +232,4 @@ TEST_CASE("a copy of a cache owns its own memory", "[views]") {
   CHECK(fixtures::bytes_of(copy.head(0)) == before);
   copy.head(0).key(1)[2] = 9, copy.head(0).log_mass(0) = 9, copy.head(0).truncate(2);
   CHECK(fixtures::bytes_of(kv.head(0)) == before);
-}
-
-TEST_CASE("query views find every query, and know the positions of the last", "[views]") {
-  const index_t count = 5, heads = 3, group = 2, dim = 4;
-  std::vector<float> data(count * heads * group * dim);
-  std::iota(data.begin(), data.end(), 0.0F);
-  const auto all = kvmeld::prompt_queries(data.data(), count, heads, group, dim);
-  const index_t positions[] = {3, 1, 4, 1, 5};
-  for (index_t h = 0; h < heads; ++h) {
-    for (const index_t n : {0, 1, 3, 5, 9}) {
-      auto last = all.of(h).last(n);
-      const index_t kept = std::min(n, count);
-      REQUIRE(last.count == kept);
-      for (index_t i = 0; i < kept; ++i) {
-        const index_t token = count - kept + i;
-        for (index_t g = 0; g < group; ++g) {
-          CHECK(*last.at(g, i) == static_cast<float>(((token * heads + h) * group + g) * dim));
-        }
-        CHECK(last.position_of(i, 20) == 20 - kept + i);
-      }
-      auto placed = all;
-      placed.position = positions;
-      for (index_t i = 0; i < kept; ++i) {
-        CHECK(placed.last(n).of(h).position_of(i, 20) == positions[count - kept + i]);
-        CHECK(placed.of(h).last(n).at(1, i) == last.at(1, i));
-      }
-    }
-  }
 }

@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: MIT
-// Where queries go: within the horizon, in order, as densely as the fade says.
+// Reference queries: where a view finds them, and where they go: within the horizon, in order, as
+// densely as the fade says.
+#include <algorithm>  // std::min
 #include <catch2/catch.hpp>
 #include <limits>
+#include <numeric>  // std::iota
+#include <vector>
 
+#include "kvmeld/memory/cache.hpp"
 #include "kvmeld/score/prompt_use.hpp"
+#include "kvmeld/score/queries.hpp"
 
 using kvmeld::future_positions;
 using kvmeld::index_t;
@@ -55,4 +61,32 @@ TEST_CASE("a horizon of nothing and a fade of nothing are refused", "[lookahead]
   CHECK_THROWS_WITH(
       (future_positions{.fade = std::numeric_limits<float>::quiet_NaN()}.validate("fold")),
       Catch::Contains("nan"));
+}
+
+TEST_CASE("query views find every query, and know the positions of the last", "[queries]") {
+  const index_t count = 5, heads = 3, group = 2, dim = 4;
+  std::vector<float> data(count * heads * group * dim);
+  std::iota(data.begin(), data.end(), 0.0F);
+  const auto all = kvmeld::prompt_queries(data.data(), count, heads, group, dim);
+  const index_t positions[] = {3, 1, 4, 1, 5};
+  for (index_t h = 0; h < heads; ++h) {
+    for (const index_t n : {0, 1, 3, 5, 9}) {
+      auto last = all.of(h).last(n);
+      const index_t kept = std::min(n, count);
+      REQUIRE(last.count == kept);
+      for (index_t i = 0; i < kept; ++i) {
+        const index_t token = count - kept + i;
+        for (index_t g = 0; g < group; ++g) {
+          CHECK(*last.at(g, i) == static_cast<float>(((token * heads + h) * group + g) * dim));
+        }
+        CHECK(last.position_of(i, 20) == 20 - kept + i);
+      }
+      auto placed = all;
+      placed.position = positions;
+      for (index_t i = 0; i < kept; ++i) {
+        CHECK(placed.last(n).of(h).position_of(i, 20) == positions[count - kept + i]);
+        CHECK(placed.of(h).last(n).at(1, i) == last.at(1, i));
+      }
+    }
+  }
 }
