@@ -47,6 +47,23 @@ def attention(
     return layer.attend(module, query, key, value, attention_mask, scaling), None
 
 
+def expect_causal(mask: Tensor, real: Tensor) -> None:
+    """Refuses a mask `[batch, tokens, tokens]` that hides more than later tokens and padding: a window, or chunks.
+
+    real [batch, tokens]: which are no padding.
+    """
+    tokens = mask.shape[-1]
+    # A token that is none but sees itself is hidden from the last. (Rows of padding may be given everything to see.)
+    hidden = mask.diagonal(dim1=1, dim2=2) & ~mask.all(-1) & ~real
+    other = bool(hidden.any())
+    causal = torch.ones(tokens, tokens, dtype=torch.bool, device=mask.device).tril()
+    for rows in torch.arange(tokens, device=mask.device).split(256):  # of a long prompt, some at a time
+        wanted = causal[rows] & real[:, None]
+        other = other or bool(((mask[:, rows] != wanted) & real[:, rows, None]).any())
+    if other:
+        raise RuntimeError("kvmeld: expected a mask of causal attention and padding, got another (a window, or chunks)")
+
+
 def later_prompt(heads: Heads, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Attention of tokens over the slots of `heads` and causally over themselves.
 

@@ -15,7 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from . import ranks
 from ._library import ops
-from .attention import attach, later_prompt
+from .attention import attach, expect_causal, later_prompt
 from .heads import Heads, Policy
 from .rope import rope_of
 from .tokens import Prompt, Tokens
@@ -112,11 +112,13 @@ class Layer(CacheLayerMixin):
         scale = scaling if scaling is not None else dim**-0.5
         # Which are no padding; the last token sees all that are there.
         real = None if mask is None else mask[:, 0, -1, -tokens:].expand(batch, tokens)
+        if mask is not None:
+            expect_causal(mask[:, 0, :, -tokens:], real)
         new = Tokens(query, key, value, real)
         if self.pending:
             return self._read_again(new, scale)
         if self.heads is None:
-            self.rope = rope_of(module.config, self.cache.policy)
+            self.rope = rope_of(module, self.cache.policy)
             self.batch = batch
             self.sharded = kv_heads < (getattr(module.config, "num_key_value_heads", None) or kv_heads)
             out = sdpa_attention_forward(module, query, key, value, mask, 0.0, scale)[0]
