@@ -2,9 +2,11 @@
 // Heads, rows and budgets that a compressor refuses, and nothing has changed after it.
 #include <catch2/catch.hpp>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "support/model.hpp"
 #include "support/policies.hpp"
 #include "support/refusals.hpp"
 
@@ -129,4 +131,128 @@ TEST_CASE("policies and budgets are one, or one for each head of a request", "[e
   m.refuses("h2o: expected a budget of at least 1 slot, got 0", [&] { made(1, 3, 0); });
   CHECK_NOTHROW(made(3, 3, 12));
   CHECK_NOTHROW(made(1, 1, 12));
+}
+
+TEST_CASE("null is refused by every call that takes rows or lists", "[errors]") {
+  model m;
+  const list two = {0, 1};
+  const auto null = [](index_t n) {
+    return std::span<const float>(static_cast<const float*>(nullptr), static_cast<std::size_t>(n));
+  };
+  const std::span<float> no_out(static_cast<float*>(nullptr), m.out.size());
+  const auto &q = m.q, &k = m.k, &v = m.v;
+  const auto all = m.kv.heads(0, 0);
+  for (const kvmeld::step_input& in :
+       {kvmeld::step_input{null(16), k, v}, {q, null(8), v}, {q, k, null(8)}}) {
+    m.refuses("got null", [&] { m.meld.step(two, in, m.out); });
+    m.refuses("got null", [&] { m.meld.draft(two, in, m.out, 1); });
+  }
+  m.refuses("step: expected out", [&] { m.meld.step(two, {q, k, v}, no_out); });
+  m.refuses("draft: expected out", [&] { m.meld.draft(two, {q, k, v}, no_out, 1); });
+  m.refuses("append: expected keys and values, got null",
+            [&] { m.kv.append(all, null(12), std::vector<float>(12), 1); });
+  m.refuses("append: expected keys and values, got null",
+            [&] { m.kv.append(all, std::vector<float>(12), null(12), 1); });
+  m.refuses("queries: expected rows, got null", [&] { kvmeld::queries(null(24), 1, m.kv.spec()); });
+  m.refuses("queries: expected log_sum_exp, got null", [&] {
+    (void)kvmeld::queries(m.queries, model::tokens, m.kv.spec())
+        .with_log_sum_exp(null(6 * model::tokens));
+  });
+  const std::vector<float> p(3 * 2 * 12, 0.1F);
+  m.refuses("probabilities [heads, group, stride], got null",
+            [&] { m.meld.observe(all, {.probabilities = null(3 * 2 * 12)}); });
+  m.refuses("log_sum_exp [heads, group], got null",
+            [&] { m.meld.observe(all, {.probabilities = p, .log_sum_exp = null(6)}); });
+  m.refuses("query [heads, group, key_dim], got null",
+            [&] { m.meld.observe(all, {.probabilities = p, .query = null(24)}); });
+  m.refuses("compress: expected lengths, got null",
+            [&] { m.meld.compress(all, std::span<index_t>(static_cast<index_t*>(nullptr), 3)); });
+  m.refuses("heads: expected a list of requests, got null", [&] {
+    (void)m.kv.heads(0, std::span<const index_t>(static_cast<const index_t*>(nullptr), 1));
+  });
+  const std::vector<any_policy> policies(3, any_policy(kvmeld::h2o{}));
+  const std::vector<budget> budgets(3, budget{12});
+  m.refuses("compressor: expected policies, got null", [&] {
+    kvmeld::compressor<any_policy>(
+        m.kv, std::span<const any_policy>(static_cast<const any_policy*>(nullptr), 3), budgets);
+  });
+  m.refuses("compressor: expected budgets, got null", [&] {
+    kvmeld::compressor<any_policy>(m.kv, policies,
+                                   std::span<const budget>(static_cast<const budget*>(nullptr), 3));
+  });
+}
+
+TEST_CASE("short extents and memory of others are refused by every call", "[errors]") {
+  model m;
+  const list two = {0, 1};
+  const auto all = m.kv.heads(0, 0);
+  const auto &q = m.q, &k = m.k, &v = m.v;
+  m.refuses("draft: expected q [2, 2, 2, 4] (32 numbers), got 16", [&] {
+    m.meld.draft(two, {q, k, v}, m.out, 2);
+  });
+  m.refuses("append: expected keys and values [2, 3, 4], got 24 and 23 numbers",
+            [&] { m.kv.append(all, std::vector<float>(24), std::vector<float>(23), 2); });
+  const std::vector<float> p(3 * 2 * 12, 0.1F);
+  const auto first = [](const std::vector<float>& x, std::size_t n) {
+    return std::span(x).first(n);
+  };
+  m.refuses("probabilities [heads, group, stride] (72 numbers) or none, got 71",
+            [&] { m.meld.observe(all, {.probabilities = first(p, 71)}); });
+  m.refuses("a stride of at least 12, got 11",
+            [&] { m.meld.observe(all, {.probabilities = first(p, 66), .stride = 11}); });
+  m.refuses("log_sum_exp [heads, group] (6 numbers) or none, got 5",
+            [&] { m.meld.observe(all, {.probabilities = p, .log_sum_exp = first(p, 5)}); });
+  m.refuses("query [heads, group, key_dim] (24 numbers) or none, got 16",
+            [&] { m.meld.observe(all, {.probabilities = p, .query = q}); });
+  m.refuses("the step's probabilities (h2o needs it), got none", [&] { m.meld.observe(all, {}); });
+  std::vector<index_t> lengths(2);
+  m.refuses("compress: expected lengths [3], got 2", [&] { m.meld.compress(all, lengths); });
+  m.refuses("queries: expected log_sum_exp [6, 14] (84 floats), got 83", [&] {
+    (void)kvmeld::queries(m.queries, model::tokens, m.kv.spec())
+        .with_log_sum_exp(first(m.queries, 83));
+  });
+  // What is written must not lie in what is read, as by a buffer that is used twice.
+  std::vector<float> rows = normal(48);
+  const std::span<float> out = std::span(rows).subspan(16, 16);
+  const auto at = [&](std::size_t begin, std::size_t n) {
+    return std::span<const float>(rows).subspan(begin, n);
+  };
+  const auto before = rows;
+  for (const kvmeld::step_input& in : {kvmeld::step_input{at(16, 16), k, v},
+                                       {at(1, 16), k, v},
+                                       {q, at(9, 8), v},
+                                       {q, k, at(31, 8)}}) {
+    m.refuses("step: expected out in memory of its own", [&] { m.meld.step(two, in, out); });
+    m.refuses("draft: expected out in memory of its own", [&] { m.meld.draft(two, in, out, 1); });
+  }
+  CHECK(rows == before);
+  CHECK_NOTHROW(m.meld.step(two, {at(0, 16), at(32, 8), at(40, 8)}, out));
+}
+
+TEST_CASE("requests and heads that are not there are refused by every call", "[heads][errors]") {
+  model m;
+  std::stringstream file;
+  m.meld.save(file, 0);
+  for (const index_t r : {-1, 1, 2147483647}) {
+    const auto refused = [&](const std::string& call, const std::function<void()>& f) {
+      m.refuses(call + ": expected a request of 0 to 0, got " + std::to_string(r), f);
+    };
+    refused("end_prompt", [&] { m.meld.end_prompt(r); });
+    refused("accept", [&] { m.meld.accept(r, 0); });
+    refused("clear", [&] { m.meld.clear(r); });
+    refused("copy", [&] { m.meld.copy(0, r); });
+    refused("copy", [&] { m.meld.copy(r, 0); });
+    refused("save", [&] { m.meld.save(file, r); });
+    refused("load", [&] { m.meld.load(file, r); });
+  }
+  for (const index_t h : {-1, 3, 2147483647}) {
+    const auto refused = [&](const std::string& call, const std::function<void()>& f) {
+      m.refuses(call + ": expected a head from 0 to 2, got " + std::to_string(h), f);
+    };
+    refused("state", [&] { (void)m.meld.state(h); });
+    refused("limit", [&] { (void)m.meld.limit(h); });
+    refused("policy_of", [&] { (void)m.meld.policy_of(h); });
+    refused("set_state", [&] { m.meld.set_state(h, m.meld.state(0)); });
+    m.refuses("head: expected 0 to 2, got " + std::to_string(h), [&] { (void)m.kv.head(h); });
+  }
 }

@@ -185,6 +185,11 @@ TEST_CASE("compressor: what cannot be is refused by name, and changes nothing") 
       "queries of 1 KV heads, got 2");
   refused([&] { meld.prompt(model_cache::of(1, 0), kvmeld::queries(q, 40, layer_spec)); },
           "at most 0 queries");
+  refused(
+      [&] {
+        meld.prompt(kvmeld::head_range{1, 2}, kvmeld::queries(q, 40, layer_spec));
+      },
+      "heads of one layer and request, got heads 1 and 2");
   refused([&] { meld.prompt(kvmeld::head_range{7, 2}, kvmeld::queries(q, 40, layer_spec)); }, "7");
   refused([&] { meld.end_prompt(2); }, "a request of 0 to 1, got 2");
   refused([&] { meld.end_prompt(0); }, "expected the prompt's queries");

@@ -78,7 +78,7 @@ class compressor : private detail::request_calls<P> {
       if (!is_shared) {
         slots.push_back(budget_of(heads[i]).slots);
       }
-      this->expect_prompt(heads[i], slots[i]);
+      this->expect_prompt("end_prompt", heads[i], {slots[i]});
     }
     lease work(this->pool_, run.workers());
     run(kv_.per_request(), [&](index_t i, index_t worker) {
@@ -95,6 +95,7 @@ class compressor : private detail::request_calls<P> {
     heads.check("compress", kv_.heads());
     expects(lengths.empty() || lengths.size() == as_size(heads.count()),
             "compress: expected lengths [", heads.count(), "], got ", lengths.size());
+    expects(lengths.empty() || lengths.data() != nullptr, "compress: expected lengths, got null");
     for (index_t i = 0; i < heads.count(); ++i) {
       const index_t h = heads[i];
       const bool begun = of(h).held.begun();
@@ -102,7 +103,7 @@ class compressor : private detail::request_calls<P> {
           !begun || !budget_of(h).is_shared,
           "compress: expected end_prompt first (budgets are shared by all layers), got a prompt "
           "that has not ended");
-      this->expect_prompt(h, begun ? budget_of(h).slots : of(h).limit.slots);
+      this->expect_prompt("compress", h, begun ? budget{budget_of(h).slots} : of(h).limit);
     }
     lease work(this->pool_, run.workers());
     run(heads.count(), [&](index_t i, index_t worker) {
@@ -113,6 +114,7 @@ class compressor : private detail::request_calls<P> {
         this->finish(h, budget_of(h).slots, work[worker]);
       } else if (one.limit.reached(head.length())) {
         kvmeld::compress(policy_of(h), head, one.state, work[worker], one.limit);
+        one.gone = head.next_position() - head.length();
       }
       if (!lengths.empty()) {
         lengths[as_size(i)] = head.length();
@@ -132,11 +134,13 @@ class compressor : private detail::request_calls<P> {
     this->expect_rows("step", heads, in, out, 1);
     for (index_t i = 0; i < heads.count(); ++i) {
       const index_t h = heads[i];
+      this->expect_left("step", h);
       check_token(policy_of(h), kv_.head(h));
       expects(!of(h).held.begun(),
               "step: expected end_prompt first, got a prompt that has not ended");
       expects(this->drafts_[as_size(kv_.request_of(h))].empty(),
               "step: expected accept first, got a draft of the request");
+      this->expect_own_pages("step", h, of(h).limit, 1);
     }
     const index_t dim = kv_.head(0).dim(), rows = kv_.head(0).group() * dim;
     lease work(this->pool_, run.workers());
@@ -148,8 +152,10 @@ class compressor : private detail::request_calls<P> {
       const float* const q = in.q.floats(std::ptrdiff_t{i} * rows, rows, buffer);
       const float* const k = in.k.floats(std::ptrdiff_t{i} * dim, dim, buffer + rows);
       const float* const v = in.v.floats(std::ptrdiff_t{i} * dim, dim, buffer + rows + dim);
-      one.not_finite = !try_step(policy_of(h), kv_.head(h), one.state, w, q, k, v, one.limit,
+      const head_ref head = kv_.head(h);
+      one.not_finite = !try_step(policy_of(h), head, one.state, w, q, k, v, one.limit,
                                  out.data() + std::ptrdiff_t{i} * rows);
+      one.gone = head.next_position() - head.length();
     });
     this->expect_finite_steps(heads);
   }
@@ -163,21 +169,23 @@ class compressor : private detail::request_calls<P> {
     const index_t group = kv_.head(0).group(), dim = kv_.head(0).dim();
     index_t longest = 0;
     for (index_t i = 0; i < heads.count(); ++i) {
+      this->expect_left("observe", heads[i]);
       longest = std::max(longest, kv_.head(heads[i]).length());
     }
     const index_t stride = in.stride > 0 ? in.stride : longest, rows = heads.count() * group;
     expects(stride >= longest, "observe: expected a stride of at least ", longest, ", got ",
             stride);
-    const auto expect = [&](const char* what, std::size_t size, index_t each) {
+    const auto expect = [&](const char* what, const any_span& x, index_t each) {
       const std::size_t wanted = as_size(rows, each);
-      expects(size == 0 || size == wanted, "observe: expected ", what, " (", wanted,
-              " numbers) or none, got ", size);
-      return size > 0;
+      expects(x.size() == 0 || x.size() == wanted, "observe: expected ", what, " (", wanted,
+              " numbers) or none, got ", x.size());
+      expects(x.size() == 0 || x.data() != nullptr, "observe: expected ", what, ", got null");
+      return x.size() > 0;
     };
     const observation_needs given = {
-        expect("probabilities [heads, group, stride]", in.probabilities.size(), stride),
-        expect("log_sum_exp [heads, group]", in.log_sum_exp.size(), 1),
-        expect("query [heads, group, key_dim]", in.query.size(), dim)};
+        expect("probabilities [heads, group, stride]", in.probabilities, stride),
+        expect("log_sum_exp [heads, group]", in.log_sum_exp, 1),
+        expect("query [heads, group, key_dim]", in.query, dim)};
     for (index_t i = 0; i < heads.count(); ++i) {
       this->expect_given("observe", policy_of(heads[i]), given);
     }
@@ -246,21 +254,30 @@ class compressor : private detail::request_calls<P> {
 
   // --------------------------------------------------------------------------- what it holds
 
-  /// The policy of a head of the cache.
-  using base::policy_of;
-  /// What the policy remembers of a head of the cache.
-  const head_state& state(index_t head) const { return of(head).state; }
+  /// The policy of a head of the cache. Refused: a head that is not there.
+  const P& policy_of(index_t head) const {
+    this->expect_head("policy_of", head);
+    return base::policy_of(head);
+  }
+  /// What the policy remembers of a head of the cache. Refused: a head that is not there.
+  const head_state& state(index_t head) const {
+    this->expect_head("state", head);
+    return of(head).state;
+  }
   /// Takes the state of a head that was measured and compressed by the functions of one head, as
   /// where several budgets share what a prompt was measured as. The cache has its rows.
   /// Refused: a head that is not there, a state of another kind, one for fewer slots.
   void set_state(index_t head, head_state state) {
-    expects(head >= 0 && head < kv_.heads(), "set_state: expected a head from 0 to ",
-            kv_.heads() - 1, ", got ", head);
+    this->expect_head("set_state", head);
     detail::expect_state(policy_of(head), kv_.head(head), state);
     of(head).state = std::move(state);
+    this->leave(head);
   }
-  /// What a head is held to while decoding.
-  const budget& limit(index_t head) const { return of(head).limit; }
+  /// What a head is held to while decoding. Refused: a head that is not there.
+  const budget& limit(index_t head) const {
+    this->expect_head("limit", head);
+    return of(head).limit;
+  }
   /// Bytes that the states of the slots in use take.
   std::size_t bytes() const {
     std::size_t sum = 0;

@@ -53,6 +53,7 @@ class compressor_base {
   struct one_head {
     head_state state;
     budget limit;             ///< while decoding
+    index_t gone = 0;         ///< its tokens without a slot, as a call left it
     held_queries held = {};   ///< of a prompt that has begun
     bool not_finite = false;  ///< in the step at hand
   };
@@ -70,8 +71,8 @@ class compressor_base {
       : kv_(kv),
         drafts_(as_size(kv_.requests())),
         pool_(kv_.head(0).group(), kv_.head(0).dim(), kv_.head(0).capacity()) {
-    expect_one_or_each("policies", policies.size());
-    expect_one_or_each("budgets", budgets.size());
+    expect_one_or_each("policies", policies.data(), policies.size());
+    expect_one_or_each("budgets", budgets.data(), budgets.size());
     const auto of = [](const auto& one_or_each, index_t i) {
       return one_or_each[one_or_each.size() == 1 ? 0 : as_size(i)];
     };
@@ -90,7 +91,36 @@ class compressor_base {
     for (index_t h = 0; h < kv_.heads(); ++h) {
       heads_.push_back(
           {make_head_state(policy_of(h), kv_.head(h)), decode_limit(h, budget_of(h).slots)});
+      leave(h);
     }
+  }
+
+  /// Keeps how many of the head's tokens have no slot, as it is left by a call.
+  void leave(index_t h) {
+    const head_ref head = kv_.head(h);
+    of(h).gone = head.next_position() - head.length();
+  }
+  /// Refused: a head whose lengths were changed since, but for tokens appended: its state is not of
+  /// these slots.
+  void expect_left(const char* call, index_t h) const {
+    const head_ref head = kv_.head(h);
+    const index_t gone = head.next_position() - head.length(), known = of(h).state.length();
+    expects(gone == of(h).gone && head.length() >= known, call, ": expected head ", h,
+            " as it was left (clear, and draft with accept, set it back), got ", head.length(),
+            " slots of ", head.next_position(), " tokens, and a state of ", known, " of ",
+            known + of(h).gone);
+  }
+  /// Refused: pages of other tables too, where `tokens` more and the budget change rows.
+  void expect_own_pages(const char* call, index_t h, const budget& b, index_t tokens) const {
+    if (kv_.in_pages()) {
+      const index_t length = kv_.head(h).length(), last = length + tokens;
+      const bool plans = traits::evicts(policy_of(h)) && b.reached(last);
+      kv_.expect_own_pages(call, h, plans ? 0 : length, last);
+    }
+  }
+  void expect_head(const char* call, index_t h) const {
+    expects(h >= 0 && h < kv_.heads(), call, ": expected a head from 0 to ", kv_.heads() - 1,
+            ", got ", h);
   }
 
   const P& policy_of(index_t head) const { return policies_[as_size(kv_.in_request(head))]; }
@@ -98,7 +128,8 @@ class compressor_base {
   one_head& of(index_t head) { return heads_[as_size(head)]; }
   const one_head& of(index_t head) const { return heads_[as_size(head)]; }
 
-  void expect_one_or_each(const char* what, std::size_t count) const {
+  void expect_one_or_each(const char* what, const void* data, std::size_t count) const {
+    expects(data != nullptr || count == 0, "compressor: expected ", what, ", got null");
     expects(count == 1 || count == as_size(kv_.per_request()), "compressor: expected ", what,
             ": one, or one for each of ", kv_.per_request(), " heads of a request, got ", count);
   }
@@ -116,6 +147,7 @@ class compressor_base {
     for (const index_t h : heads_of(call, request)) {
       expects(!of(h).held.begun(), call,
               ": expected end_prompt first, got a prompt that has not ended");
+      expect_left(call, h);
     }
     expects(drafts_[as_size(request)].empty(), call, ": expected accept first, got a draft");
   }
@@ -168,7 +200,11 @@ class compressor_base {
     return divide_slots(scores, shared, b.slots, longest);
   }
 
-  void expect_prompt(index_t h, index_t slots) const {
+  /// Before head `h` is brought to budget `b`.
+  void expect_prompt(const char* call, index_t h, const budget& b) const {
+    expect_left(call, h);
+    expect_own_pages(call, h, b, 0);
+    const index_t slots = b.slots;
     expects(kv_.head(h).length() <= slots || !traits::evicts(policy_of(h)) ||
                 !traits::prompt_use_of(policy_of(h)).needs_queries() || of(h).held.begun() ||
                 of(h).state.observed() > 0,
@@ -179,12 +215,13 @@ class compressor_base {
   void finish(index_t h, index_t slots, workspace& work) {
     const P& p = policy_of(h);
     const head_ref head = kv_.head(h);
-    auto& [state, limit, held, not_finite] = of(h);
+    auto& [state, limit, gone, held, not_finite] = of(h);
     if (head.length() > 0) {
       const auto queries = planned_queries(p, head, state, held);
       compress(p, head, state, work, budget{slots}, queries);
     }
     limit = decode_limit(h, slots);
+    gone = head.next_position() - head.length();
     held.release();
   }
 
@@ -198,6 +235,9 @@ class compressor_base {
     expect_size(call, "k", in.k, {tokens, n, 1, dim});
     expect_size(call, "v", in.v, {tokens, n, 1, dim});
     expect_size(call, "out", out, {tokens, n, group, dim});
+    const any_span written(out);
+    expects(!written.overlaps(in.q) && !written.overlaps(in.k) && !written.overlaps(in.v), call,
+            ": expected out in memory of its own, got that of q, k or v");
   }
   /// A prompt's queries: of the heads chosen, no more than tokens, finite where a head checks.
   void expect_queries(const head_selection& heads, const queries& q) const {
@@ -206,6 +246,10 @@ class compressor_base {
             " KV heads, got ", q.kv_heads());
     for (index_t i = 0; i < heads.count(); ++i) {
       const head_ref head = kv_.head(heads[i]);
+      expects(kv_.together(heads[i], heads[0]),
+              "prompt: expected heads of one layer and request, got heads ", heads[0], " and ",
+              heads[i]);
+      expect_left("prompt", heads[i]);
       expects(head.group() == q.group() && head.dim() == q.dim(), "prompt: expected queries of [",
               head.group(), ", ", head.dim(), "] per KV head, got [", q.group(), ", ", q.dim(),
               "]");

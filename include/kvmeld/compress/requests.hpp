@@ -29,6 +29,7 @@ class request_calls : protected compressor_base<P> {
     for (index_t i = 0; i < heads.count(); ++i) {
       const index_t h = heads[i];
       const head_ref head = kv_.head(h);
+      this->expect_left("draft", h);
       expects(kv_.request_of(h) == request, "draft: expected heads of one request, got ", request,
               " and ", kv_.request_of(h));
       for (const drafted& d : drafts) {
@@ -39,6 +40,7 @@ class request_calls : protected compressor_base<P> {
               "draft: expected room for ", tokens, " tokens, got ", head.capacity() - head.length(),
               " free slots");
       head.expect_pages(head.length(), head.length() + tokens);
+      kv_.expect_own_pages("draft", h, head.length(), head.length() + tokens);
     }
     const index_t dim = kv_.head(0).dim(), rows = kv_.head(0).group() * dim;
     drafted d{.heads = {}, .tokens = tokens, .q = in.q.all(), .k = in.k.all(), .v = in.v.all()};
@@ -71,8 +73,10 @@ class request_calls : protected compressor_base<P> {
       expects(tokens <= d.tokens, "accept: expected at most ", d.tokens, " drafted tokens, got ",
               tokens);
       for (const index_t h : d.heads) {
+        this->expect_left("accept", h);
         if (tokens > 0) {
           check_step(policy_of(h), kv_.head(h), of(h).limit);
+          this->expect_own_pages("accept", h, of(h).limit, tokens);
         }
       }
     }
@@ -86,6 +90,7 @@ class request_calls : protected compressor_base<P> {
         for (const index_t h : d.heads) {
           try_step(policy_of(h), kv_.head(h), of(h).state, work[0], q, k, v, of(h).limit,
                    out.data());
+          this->leave(h);
           q += rows, k += dim, v += dim;
         }
       }
@@ -97,6 +102,7 @@ class request_calls : protected compressor_base<P> {
     for (const index_t h : this->heads_of("clear", request)) {
       kvmeld::clear(kv_.head(h), of(h).state);
       hold_to(h, this->decode_limit(h, this->budget_of(h).slots));
+      kv_.count_pages(h);
     }
     drafts_[as_size(request)].clear();
   }
@@ -109,6 +115,7 @@ class request_calls : protected compressor_base<P> {
     }
     for (std::size_t i = 0; i < source.size(); ++i) {
       kv_.head(target[i]).expect_pages(0, kv_.head(source[i]).length());
+      kv_.expect_own_pages("copy", target[i], 0, kv_.head(source[i]).length(), source[i]);
     }
     for (std::size_t i = 0; i < source.size(); ++i) {
       const index_t a = source[i], b = target[i];
@@ -178,6 +185,7 @@ class request_calls : protected compressor_base<P> {
   void hold_to(index_t h, const budget& limit) {
     of(h).limit = limit;
     of(h).held.release();
+    this->leave(h);
   }
 
   /// One request's heads, as they are saved.
@@ -189,6 +197,10 @@ class request_calls : protected compressor_base<P> {
     const P& policy(index_t i) const { return all.policy_of(list[as_size(i)]); }
     head_ref head(index_t i) const { return all.kv_.head(list[as_size(i)]); }
     head_state& state(index_t i) const { return all.of(list[as_size(i)]).state; }
+    void expect_pages(index_t i, index_t length) const {
+      head(i).expect_pages(0, length);
+      all.kv_.expect_own_pages("load", list[as_size(i)], 0, length);
+    }
   };
 };
 

@@ -168,7 +168,7 @@ void load_heads(std::istream& in, Heads& heads) {
     const auto head = heads.head(h);
     expects(errc::corrupt_file, n.length >= 0 && n.length <= head.capacity(),
             "load: expected a length of 0 to ", head.capacity(), " slots, got ", n.length);
-    head.expect_pages(0, n.length);
+    heads.expect_pages(h, n.length);
     expects(errc::corrupt_file, n.measured >= 0 && n.measured <= n.length, "load: expected 0 to ",
             n.length, " slots with columns, got ", n.measured);
     expects(errc::corrupt_file, n.next_position >= n.length, "load: expected at least ", n.length,
@@ -187,6 +187,7 @@ void load_heads(std::istream& in, Heads& heads) {
   const unsigned char* next = bytes.data();
   for (index_t h = 0; h < heads.count(); ++h) {
     const auto& n = counts[as_size(h)];
+    heads.head(h).truncate(0);
     heads.head(h).restore(n.length, n.next_position);
     heads.state(h).truncate(0);
     heads.state(h).extend(n.measured);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kvmeld/memory/cache_base.hpp"
+#include "kvmeld/memory/page_counts.hpp"
 
 namespace kvmeld::inline v0 {
 
@@ -127,6 +128,9 @@ class strided_cache : public cache_base, detail::move_only {
 ///                            kvmeld::rows(v, kvmeld::layout::pages_nhd),
 ///                            {.pages = block_tables, .slots = 16});
 ///
+/// Tables of several requests may list the same pages, as those of a common prefix, until a call
+/// would change rows in them: the cache counts the tables that have a page in use, and refuses.
+///
 /// Movable, not copyable, as `strided_cache`. Refused: as there, a capacity of no whole pages,
 /// tables of another size.
 class paged_cache : public cache_base, detail::move_only {
@@ -142,6 +146,26 @@ class paged_cache : public cache_base, detail::move_only {
             "paged_cache: expected a capacity of whole pages, got ", capacity(),
             " slots in pages of ", tables.slots);
     place("paged_cache", keys, values, shared(tables));
+    const bool own_tables = kv_heads() > 1 && this->tables().heads_each == 1;
+    counts_ = page_counts(this->tables(), key_rows(), extents, kv_heads(), own_tables);
+  }
+
+  /// As of every cache. Refused too: pages to write to that another table has in use.
+  void append(const head_selection& heads, const any_span& k, const any_span& v, index_t tokens) {
+    heads.check("append", this->heads());
+    for (index_t i = 0; i < heads.count(); ++i) {
+      const index_t length = this->length(heads[i]);
+      expect_own_pages("append", heads[i], length,
+                       length + std::clamp(tokens, index_t{0}, capacity() - length));
+    }
+    cache_base::append(heads, k, v, tokens);
+  }
+  /// As of every cache: rows of a prefix may lie in pages that other tables have too.
+  void commit(const head_selection& heads, index_t tokens) {
+    cache_base::commit(heads, tokens);
+    for (index_t i = 0; i < heads.count(); ++i) {
+      count_pages(heads[i], 0, table(heads[i]).taken_by(length(heads[i])), true);
+    }
   }
 
   using cache_base::table;
@@ -149,12 +173,13 @@ class paged_cache : public cache_base, detail::move_only {
   /// Do two heads share a page table?
   bool share_table(index_t a, index_t b) const { return table(a).pages == table(b).pages; }
   /// Pages that the table of head `h` has for slots in use, of this head and of those that share
-  /// it.
+  /// it. No others count as in use from here on.
   index_t pages(index_t h) {
     index_t most = 0;
-    for (index_t i = 0; i < heads(); ++i) {
-      most = std::max(most, share_table(i, h) ? table(i).taken_by(head(i).length()) : 0);
-    }
+    tables().each_sharing(h, heads(),
+                          [&](index_t i) { most = std::max(most, table(i).taken_by(length(i))); });
+    count_pages(h, 0, most, true);
+    count_pages(h, most, capacity() / table(h).slots, false);
     return most;
   }
   /// The table's entries after those: after a compression, the pages that it has freed, and what
@@ -175,7 +200,40 @@ class paged_cache : public cache_base, detail::move_only {
     return heads.count() > 0 ? free_pages(heads[0]) : std::span<const index_t>();
   }
 
+  /// Refused: a call that changes rows of slots `from` to `to` − 1 of head `h` in a page that
+  /// another table has in use. Where head `like` has the page for the same slots, it may. O(pages)
+  /// of the head; of other requests, reads and writes the counts alone, which are atomic.
+  void expect_own_pages(const char* call, index_t h, index_t from, index_t to, index_t like = -1) {
+    if (counts_.empty()) {
+      return;
+    }
+    const page_table own = table(h);
+    const index_t last = own.taken_by(to);
+    const auto first_shared = [&] {
+      for (index_t i = from / own.slots; i < last && from < to; ++i) {
+        if (counts_.shared(h, own.pages[i]) && (like < 0 || table(like).pages[i] != own.pages[i])) {
+          return own.pages[i];
+        }
+      }
+      return page_table::no_page;
+    };
+    count_pages(h, 0, last, true);
+    if (first_shared() == page_table::no_page) {
+      return;
+    }
+    (void)pages(h);  // the engine may have put the table in another order since
+    count_pages(h, 0, last, true);
+    const index_t page = first_shared();
+    expects(page == page_table::no_page, call,
+            ": expected pages that no other table has in use where rows are changed, got page ",
+            page, " in a table of head ", h);
+  }
+
  private:
+  void count_pages(index_t h, index_t first, index_t last, bool in_use) {
+    counts_.count(h, table(h), first, last, in_use);
+  }
+
   /// Which heads share a table, by how many tables there are.
   placed_tables shared(const page_tables& t) const {
     const std::ptrdiff_t one = capacity() / t.slots, stride = t.stride == 0 ? one : t.stride;
@@ -194,6 +252,8 @@ class paged_cache : public cache_base, detail::move_only {
             " (layers, requests, KV heads) tables of ", stride, " pages, got ", size, " entries");
     return placed;
   }
+
+  page_counts counts_;  // none where tables cannot meet
 };
 
 }  // namespace kvmeld::inline v0

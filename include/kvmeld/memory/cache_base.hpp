@@ -38,6 +38,8 @@ class head_records {
 
   index_t heads() const { return heads_; }
   index_t capacity() const { return capacity_; }
+  /// Slots in use of a head that is there.
+  index_t length(index_t h) const { return length_[as_size(h)]; }
   /// Refused: a head that is not there.
   slot_metadata of(index_t h) {
     expects(h >= 0 && h < heads_, "head: expected 0 to ", heads_ - 1, ", got ", h);
@@ -76,6 +78,8 @@ class cache_base {
   }
   /// ... of some requests, in their order. The list must live as long as the selection.
   head_selection heads(index_t layer, std::span<const index_t> requests) const {
+    expects(requests.empty() || requests.data() != nullptr,
+            "heads: expected a list of requests, got null");
     for (const index_t r : requests) {
       (void)first_head(layer, r);
     }
@@ -203,6 +207,9 @@ class cache_base {
     tables.first.limit = std::min(pages_of_keys, pages_of_values);
     tables_ = tables;
   }
+  const placed_rows& key_rows() const { return keys_; }
+  const placed_tables& tables() const { return tables_; }
+  index_t length(index_t h) const { return records_.length(h); }
 
   /// The pages of head `h`; none where rows are strided.
   page_table table(index_t h) const { return tables_.of(h); }

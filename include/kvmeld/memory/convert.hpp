@@ -2,10 +2,11 @@
 /// Rows as floats, at the width of a vector; numbers of any scalar, as engines hand them in.
 #pragma once
 
-#include <algorithm>  // std::min
-#include <bit>        // std::bit_cast
-#include <concepts>   // std::same_as
-#include <ranges>     // std::ranges::contiguous_range
+#include <algorithm>   // std::min
+#include <bit>         // std::bit_cast
+#include <concepts>    // std::same_as
+#include <functional>  // std::less
+#include <ranges>      // std::ranges::contiguous_range
 #include <span>
 #include <vector>
 #ifdef __F16C__
@@ -94,6 +95,7 @@ inline void copy_slots(const head_ref& from, const head_ref& to) {
       copy_row(x, y, dim);
     }
   };
+  to.truncate(0);
   to.restore(from.length(), from.next_position());
   for (index_t s = 0; s < from.length(); ++s) {
     copy(to.key(s), from.key(s));
@@ -118,6 +120,13 @@ class any_span {
 
   const std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
+  std::size_t bytes() const { return size_ * element_bytes(type_); }
+
+  /// Have the two a byte in common?
+  bool overlaps(const any_span& other) const {
+    const std::less<> before;
+    return before(data_, other.data_ + other.bytes()) && before(other.data_, data_ + bytes());
+  }
 
   /// Calls `f` with the span as what it is.
   template <class F>

@@ -88,13 +88,37 @@ class cache_ref {
             [](void* cache, index_t h) -> head_ref { return static_cast<Cache*>(cache)->head(h); }),
         layers_(kv.layers()),
         requests_(kv.requests()),
-        kv_heads_(kv.kv_heads()) {}
+        kv_heads_(kv.kv_heads()) {
+    if constexpr (requires { kv.expect_own_pages("", 0, 0, 0, -1); }) {
+      expect_own_pages_ = [](void* cache, const char* call, index_t h, index_t from, index_t to,
+                             index_t like) {
+        static_cast<Cache*>(cache)->expect_own_pages(call, h, from, to, like);
+      };
+      pages_ = [](void* cache, index_t h) { (void)static_cast<Cache*>(cache)->pages(h); };
+    }
+  }
 
   /// Is it this cache?
   bool is(const void* cache) const { return kv_ == cache; }
   head_ref head(index_t h) const { return head_(kv_, h); }
   index_t requests() const { return requests_; }
   index_t heads() const { return layers_ * requests_ * kv_heads_; }
+
+  /// Are its rows in pages?
+  bool in_pages() const { return pages_ != nullptr; }
+  /// As of a `paged_cache`; of others nothing is refused.
+  void expect_own_pages(const char* call, index_t h, index_t from, index_t to,
+                        index_t like = -1) const {
+    if (in_pages()) {
+      expect_own_pages_(kv_, call, h, from, to, like);
+    }
+  }
+  /// Counts the pages that the table of head `h` has in use.
+  void count_pages(index_t h) const {
+    if (in_pages()) {
+      pages_(kv_, h);
+    }
+  }
 
   /// Heads of one request, over all layers.
   index_t per_request() const { return layers_ * kv_heads_; }
@@ -107,10 +131,14 @@ class cache_ref {
     return h / (requests_ * kv_heads_) * kv_heads_ + h % kv_heads_;
   }
   index_t request_of(index_t h) const { return h / kv_heads_ % requests_; }
+  /// Are the two of one layer and request?
+  bool together(index_t a, index_t b) const { return a / kv_heads_ == b / kv_heads_; }
 
  private:
   void* kv_;
   head_ref (*head_)(void*, index_t);
+  void (*expect_own_pages_)(void*, const char*, index_t, index_t, index_t, index_t) = nullptr;
+  void (*pages_)(void*, index_t) = nullptr;
   index_t layers_, requests_, kv_heads_;
 };
 

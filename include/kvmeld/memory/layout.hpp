@@ -116,6 +116,14 @@ struct placed_tables {
     x.pages += x.pages == nullptr ? 0 : h / heads_each % count * stride;
     return x;
   }
+  /// Calls `use` with every head, of `heads`, that has the table of head `h`.
+  void each_sharing(index_t h, index_t heads, auto use) const {
+    for (index_t block = h / heads_each % count; block * heads_each < heads; block += count) {
+      for (index_t i = 0; i < heads_each; ++i) {
+        use(block * heads_each + i);
+      }
+    }
+  }
 };
 
 /// The keys (or values) of all heads by strides in bytes.

@@ -104,10 +104,16 @@ class head_ref {
             " slots, got ", length);
     *slots_.length = length;
   }
-  /// Sets both lengths, for slots whose contents come from outside: `load` writes them next.
+  /// Sets both lengths: back to what they were some tokens ago, or for slots whose contents come
+  /// from outside (`load` writes them next). Refused, with nothing changed: slots in use that hold
+  /// tokens from `next_position` on, as after a compression, which moves slots.
   void restore(index_t length, index_t next_position) const {
     expects(length >= 0 && length <= capacity() && length <= next_position,
             "restore: expected 0 to ", std::min(capacity(), next_position), " slots, got ", length);
+    for (index_t s = 0; s < std::min(length, *slots_.length); ++s) {
+      expects(position(s) < next_position, "restore: expected slots of tokens before ",
+              next_position, ", got token ", position(s), " in slot ", s);
+    }
     *slots_.length = length;
     *slots_.next_position = next_position;
   }

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+/// How many page tables have each page in use: what a cache in pages refuses changes by.
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "kvmeld/memory/layout.hpp"
+
+namespace kvmeld::inline v0 {
+
+/// How many tables have each page in use. Calls of several threads may count at the same time, each
+/// those of its own tables.
+class page_counts {
+ public:
+  page_counts() = default;
+  /// Pages of one number are counted apart where they are other rows, in heads of several layers or
+  /// in several heads of one. Nothing is counted where there is one table for such rows.
+  page_counts(const placed_tables& tables, const placed_rows& rows, const cache_extents& e,
+              index_t kv_heads, bool own_tables)
+      : first_(tables.first), requests_(e.requests), kv_heads_(kv_heads) {
+    const bool layers_apart = tables.count > e.requests && rows.layer != 0,
+               heads_apart = own_tables && rows.head != 0;
+    of_head_ = heads_apart ? 1 : 0;
+    of_layer_ = layers_apart ? (heads_apart ? kv_heads : 1) : 0;
+    const index_t places = (layers_apart ? e.layers : 1) * (heads_apart ? kv_heads : 1);
+    if (tables.count > places) {
+      tables_ = std::vector<std::atomic<index_t>>(as_size(places, first_.limit));
+      counted_.resize(as_size(tables.count) * as_size(tables.stride), page_table::no_page);
+    }
+  }
+
+  bool empty() const { return tables_.empty(); }
+  /// Do several tables have this page of head `h` in use?
+  bool shared(index_t h, index_t page) {
+    return is_page(page) && tables_with(h, page).load(std::memory_order_relaxed) > 1;
+  }
+  /// Counts what entries `first` to `last` − 1 of head `h`'s table list as in use, or nothing
+  /// there. What is in use before and after is counted at any time.
+  void count(index_t h, const page_table& own, index_t first, index_t last, bool in_use) {
+    index_t* const counted = empty() ? nullptr : counted_.data() + (own.pages - first_.pages);
+    for (const bool comes : {true, false}) {
+      for (index_t i = first; i < last && counted != nullptr; ++i) {
+        const index_t page = in_use && is_page(own.pages[i]) ? own.pages[i] : page_table::no_page;
+        index_t& was = counted[i];
+        if (comes && page != was && page != page_table::no_page) {
+          tables_with(h, page).fetch_add(1, std::memory_order_relaxed);
+        } else if (!comes && page != was) {
+          if (was != page_table::no_page) {
+            tables_with(h, was).fetch_sub(1, std::memory_order_relaxed);
+          }
+          was = page;
+        }
+      }
+    }
+  }
+
+ private:
+  bool is_page(index_t page) const { return page >= 0 && page < first_.limit; }
+  std::atomic<index_t>& tables_with(index_t h, index_t page) {
+    const index_t place = h / kv_heads_ / requests_ * of_layer_ + h % kv_heads_ * of_head_;
+    return tables_[as_size(place, first_.limit) + as_size(page)];
+  }
+
+  page_table first_ = {};
+  index_t requests_ = 1, kv_heads_ = 1, of_layer_ = 0, of_head_ = 0;
+  std::vector<std::atomic<index_t>> tables_;  // [places, pages]
+  std::vector<index_t> counted_;              // as the tables were when last counted
+};
+
+}  // namespace kvmeld::inline v0
