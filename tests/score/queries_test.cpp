@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Reference queries: where a view finds them, and where they go: within the horizon, in order, as
 // densely as the fade says.
+#include "kvmeld/score/queries.hpp"
+
 #include <algorithm>  // std::min
 #include <catch2/catch.hpp>
 #include <limits>
@@ -9,7 +11,6 @@
 
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/score/prompt_use.hpp"
-#include "kvmeld/score/queries.hpp"
 
 using kvmeld::future_positions;
 using kvmeld::index_t;
@@ -88,5 +89,26 @@ TEST_CASE("query views find every query, and know the positions of the last", "[
         CHECK(placed.of(h).last(n).at(1, i) == last.at(1, i));
       }
     }
+  }
+}
+
+TEST_CASE("queries are chosen for heads of one prompt alone", "[queries][errors]") {
+  constexpr index_t dim = 8, tokens = 20;
+  kvmeld::cache kv({.kv_heads = 2, .key_dim = dim, .rope = kvmeld::rotary::halves(10'000)},
+                   {.capacity = 128});
+  const std::vector<float> rows(100 * dim, 0.5F), q(2 * tokens * dim, 1);
+  const auto own = kvmeld::prompt_queries(q.data(), tokens, 2, 1, dim);
+  kv.append(kvmeld::head_range{0, 1}, rows, rows, 100);
+  for (const index_t more : {20, 79}) {  // as of two requests, and of one that lacks a token
+    kv.append(kvmeld::head_range{1, 1}, std::vector<float>(static_cast<std::size_t>(more * dim)),
+              std::vector<float>(static_cast<std::size_t>(more * dim)), more);
+    const auto refused = Catch::Contains("heads of one prompt, which have seen 100 tokens, got ");
+    CHECK_THROWS_WITH(kvmeld::spread(kv, own, 4), refused);
+    CHECK_THROWS_WITH(kvmeld::lookahead(kv, own, {.count = 4}), refused);
+  }
+  kv.append(kvmeld::head_range{1, 1}, std::vector<float>(dim), std::vector<float>(dim), 1);
+  auto ahead = kvmeld::lookahead(kv, own, {.count = 4});
+  for (index_t i = 0; i < ahead.count(); ++i) {
+    CHECK(ahead.position(i) >= 100);
   }
 }

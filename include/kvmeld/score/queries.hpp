@@ -101,6 +101,11 @@ reference_queries spread(kv_cache auto& kv, const query_view<T>& queries, index_
   const auto head = kv.head(0);
   expects(queries.data != nullptr && queries.count > 0, "spread: expected queries");
   expects(count > 0, "spread: expected at least 1 query, got ", count);
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    expects(kv.head(h).next_position() == head.next_position(),
+            "spread: expected heads of one prompt, which have seen ", head.next_position(),
+            " tokens, got ", kv.head(h).next_position());
+  }
   first = std::min(first, queries.count - 1);
   const index_t n = std::min(count, queries.count - first);
   reference_queries out(kv.heads(), head.group(), n, head.dim());
@@ -169,6 +174,8 @@ class queries {
     const auto wanted = as_size(heads_ * group_, tokens_);
     expects(log_sum_exp.size() == wanted, "queries: expected log_sum_exp [", heads_ * group_, ", ",
             tokens_, "] (", wanted, " floats), got ", log_sum_exp.size());
+    expects(wanted == 0 || log_sum_exp.data() != nullptr,
+            "queries: expected log_sum_exp, got null");
     queries q = *this;
     q.log_sum_exp_ = log_sum_exp;
     return q;
