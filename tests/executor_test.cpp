@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <random>
+#include <sstream>
 #include <thread>
 #include <vector>
 
@@ -66,6 +67,64 @@ std::vector<float> normal(std::size_t n, unsigned seed) {
   return x;
 }
 
+/// Three requests of two layers, each with a thread of its own or one after the other: what comes
+/// out, and what is left. A thread reads a prompt, steps, drafts, and puts its request away and
+/// back.
+template <class Cache>
+std::vector<std::vector<float>> served(Cache& kv, const kvmeld::any_policy& policy, bool threaded) {
+  constexpr index_t tokens = 48, steps = 10, drafted = 3;
+  const index_t heads = kv.kv_heads(), group = kv.spec().group, dim = kv.spec().key_dim;
+  const std::size_t query = static_cast<std::size_t>(heads * group * dim),
+                    row = static_cast<std::size_t>(heads * dim);
+  kvmeld::compressor meld(kv, policy, budget_within(policy, 40));
+  std::vector<std::vector<float>> all(static_cast<std::size_t>(kv.requests()));
+  const auto request = [&](index_t r) {
+    auto& out = all[static_cast<std::size_t>(r)];
+    unsigned seed = 100 * static_cast<unsigned>(r);
+    const auto numbers = [&](std::size_t n) { return normal(n, ++seed); };
+    for (index_t l = 0; l < kv.layers(); ++l) {
+      const auto k = numbers(tokens * row), v = numbers(tokens * row), q = numbers(tokens * query);
+      kv.append(kv.heads(l, r), k, v, tokens);
+      meld.prompt(kv.heads(l, r), kvmeld::queries(q, tokens, kv.spec()));
+    }
+    meld.end_prompt(r);
+    for (index_t t = 0; t < steps && policy.supports_decode(); ++t) {
+      for (index_t l = 0; l < kv.layers(); ++l) {
+        const bool last = t == steps - 1;
+        const std::size_t n = last ? drafted : 1;
+        const auto q = numbers(n * query), k = numbers(n * row), v = numbers(n * row);
+        std::vector<float> rows(n * query);
+        if (last) {
+          meld.draft(kv.heads(l, r), {q, k, v}, rows, drafted);
+        } else {
+          meld.step(kv.heads(l, r), {q, k, v}, rows);
+        }
+        out.insert(out.end(), rows.begin(), rows.end());
+      }
+    }
+    meld.accept(r, policy.supports_decode() ? 2 : 0);
+    std::stringstream file;
+    meld.save(file, r), meld.clear(r), meld.load(file, r);
+    for (index_t l = 0; l < kv.layers(); ++l) {
+      for (index_t i = 0; i < heads; ++i) {
+        const kvmeld::head_ref head = kv.head(kv.heads(l, r)[i]);
+        for (index_t s = 0; s < head.length(); ++s) {
+          for (index_t e = 0; e < dim; ++e) {
+            out.push_back(head.key(s)[e]), out.push_back(head.value(s)[e]);
+          }
+          out.push_back(head.log_mass(s)), out.push_back(static_cast<float>(head.position(s)));
+        }
+      }
+    }
+  };
+  if (threaded) {
+    threads{kv.requests()}(kv.requests(), [&](index_t r, index_t) { request(r); });
+  } else {
+    kvmeld::serial{}(kv.requests(), [&](index_t r, index_t) { request(r); });
+  }
+  return all;
+}
+
 /// A prompt of 160 tokens, compressed and decoded on: all that comes out, and all that is left.
 std::vector<float> run(const kvmeld::any_policy& policy, const any_executor& on) {
   constexpr index_t heads = 5, group = 2, dim = 16, tokens = 160, steps = 24;
@@ -117,6 +176,36 @@ TEST_CASE("any number of threads gives the same bits", "[executor]") {
 #ifdef _OPENMP
       CHECK(same_bits(run(policy, any_executor(kvmeld::openmp{count})), expected));
 #endif
+    }
+  }
+}
+
+TEST_CASE("requests that have a thread each give one thread's bits", "[executor]") {
+  const kvmeld::attention_spec spec{.kv_heads = 2, .group = 2, .key_dim = 8};
+  constexpr index_t layers = 2, requests = 3, slots = 8, pages = 8;
+  for (const kvmeld::any_policy& policy : kvmeld::any_policy::every()) {
+    CAPTURE(policy.name());
+    const auto run = [&](bool threaded) {
+      kvmeld::cache kv(spec, {.layers = layers, .requests = requests, .capacity = slots * pages});
+      return served(kv, policy, threaded);
+    };
+    const auto in_pages = [&](bool threaded) {
+      std::vector<float> keys(layers * requests * pages * slots * 2 * 8), values = keys;
+      std::vector<index_t> table;
+      for (index_t i = 0; i < requests * pages; ++i) {
+        table.push_back(i % pages * requests + i / pages);  // a pool's, by turns
+      }
+      kvmeld::paged_cache kv(
+          spec, {.layers = layers, .requests = requests, .capacity = slots * pages},
+          kvmeld::rows(keys, kvmeld::layout::pages_nhd),
+          kvmeld::rows(values, kvmeld::layout::pages_nhd), {.pages = table, .slots = slots});
+      return served(kv, policy, threaded);
+    };
+    const auto expected = run(false);
+    for (const auto& all : {run(true), in_pages(false), in_pages(true)}) {
+      for (std::size_t r = 0; r < expected.size(); ++r) {
+        CHECK(same_bits(all[r], expected[r]));
+      }
     }
   }
 }
