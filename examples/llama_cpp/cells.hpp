@@ -38,12 +38,12 @@ struct layer {
   attention_spec model;  ///< what the engine computes in it, as far as its graphs have said so far
   engine_rows engine = {};
   /// Which of its nodes the present micro-batch's graph had: that store its rows, the softmax or
-  /// flash attention, that with the queries.
+  /// flash attention, that with the queries; and how many of its tokens the heads hold.
   struct {
     bool keys = false, values = false, scale = false, queries = false;
+    index_t taken = 0;
   } came = {};
   bool edited = false;  ///< do log-mass or holes have to go into the engine's logits?
-  index_t taken = 0;    ///< tokens of the present micro-batch that the heads hold
 };
 
 /// A `kv_cache` of one request. Its layers are those that are compressed; heads behind them are of
@@ -80,23 +80,21 @@ class layer_cache {
   /// The same rows by another table of cells.
   head_ref head(index_t h, index_t* cells) {
     layer& l = at(layers_, h / kv_heads());
-    const slot_metadata slots = records_.of(h);
-    const index_t k = h % kv_heads(), dim = setup_.spec.key_dim;
-    if (cells != nullptr) {
-      return {slots,
-              room(),
-              l.model,
-              setup_.storage,
-              engine_rows::of(l.engine.keys, k, dim, false),
-              engine_rows::of(l.engine.values, k, dim, true),
-              {.pages = cells, .slots = 1}};
-    }
-    const auto rows = [&](std::vector<std::byte>& memory) {
-      return head_rows{memory.data(), static_cast<std::ptrdiff_t>(bytes_of_row()),
+    const auto rows = [&](ggml_tensor* engine, bool transposed) {
+      if (cells != nullptr) {
+        return engine_rows::of(engine, h % kv_heads(), setup_.spec.key_dim, transposed);
+      }
+      return head_rows{at(own_, h)[transposed ? 1 : 0].data(),
+                       static_cast<std::ptrdiff_t>(bytes_of_row()),
                        static_cast<std::ptrdiff_t>(element_bytes(setup_.storage))};
     };
-    auto& [keys, values] = at(own_, h);
-    return {slots, room(), l.model, setup_.storage, rows(keys), rows(values)};
+    return {records_.of(h),
+            room(),
+            l.model,
+            setup_.storage,
+            rows(l.engine.keys, false),
+            rows(l.engine.values, true),
+            {.pages = cells, .slots = cells != nullptr ? 1 : 0}};
   }
   /// Repack: in which rows of the engine the slots of head `h` are.
   index_t* table(index_t h) { return cells_.data() + std::ptrdiff_t{h} * room(); }
@@ -129,7 +127,10 @@ class layer_cache {
     };
     copy(of(l).engine.keys, keys), copy(of(l).engine.values, values);
     for (index_t h = heads(l).first; h < heads(l).first + kv_heads(); ++h) {
-      reserve(h, head(h).length() + static_cast<index_t>(cells.size()));
+      const std::size_t slots = static_cast<std::size_t>(head(h).length()) + cells.size();
+      for (auto& memory : at(own_, h)) {
+        memory.resize(std::max(memory.size(), slots * bytes_of_row()));
+      }
     }
   }
   /// Own attention: appends such rows. With `out [tokens, heads · group, dim]`: each token attends
@@ -149,15 +150,12 @@ class layer_cache {
   /// Gives memory of a head's own back, but for `slots` slots.
   void fit(index_t h, index_t slots) {
     for (auto& memory : at(own_, h)) {
-      const auto bytes =
-          static_cast<std::ptrdiff_t>(slots) * static_cast<std::ptrdiff_t>(bytes_of_row());
-      memory.resize(static_cast<std::size_t>(bytes));
-      memory = std::vector<std::byte>(memory.begin(), memory.end());
+      memory.resize(static_cast<std::size_t>(slots) * bytes_of_row());
+      memory.shrink_to_fit();
     }
   }
-  /// Bytes of that of head `k` of layer `l`.
-  std::size_t own_bytes(index_t l, index_t k) const {
-    const index_t h = heads(l).first + k;
+  /// Bytes of that of head `h`.
+  std::size_t own_bytes(index_t h) const {
     return own() ? at(own_, h)[0].capacity() + at(own_, h)[1].capacity() : 0;
   }
 
@@ -175,11 +173,6 @@ class layer_cache {
   bool own() const { return setup_.how == mode::own_attention; }
   index_t room() const { return setup_.capacity; }
   std::size_t bytes_of_row() const { return row_bytes(setup_.storage, setup_.spec.key_dim); }
-  void reserve(index_t h, index_t slots) {
-    for (auto& memory : at(own_, h)) {
-      memory.resize(std::max(memory.size(), static_cast<std::size_t>(slots) * bytes_of_row()));
-    }
-  }
   void expect_rows(index_t l) {
     expects(of(l).came.keys && of(l).came.values,
             "llama.cpp: expected the keys and values of every layer, got ", another_graph);

@@ -34,7 +34,6 @@ class layers {
   layers(const layers&) = delete;  // the compressor refers to the cache
   layers& operator=(const layers&) = delete;
 
-  const times& spent() const { return times_; }
   layer_cache& cache() { return kv_; }
   layer& operator[](index_t l) { return kv_.of(l); }
   /// KV head `h` of layer `l`, and what its policy remembers; null: the layer is left alone.
@@ -43,13 +42,42 @@ class layers {
     return kv_.whole(l) ? nullptr : &meld_->state(kv_.heads(l).first + h);
   }
 
+  /// What is held of `tokens` tokens, of which the engine has so many in its cells.
+  kvmeld::llama::report report(std::int64_t tokens, index_t cells) {
+    kvmeld::llama::report r{.tokens = tokens, .cells = cells, .spent = times_};
+    const std::size_t row = 2 * row_bytes(setup_.storage, setup_.spec.key_dim),
+                      record = sizeof(float) + sizeof(index_t),
+                      room = static_cast<std::size_t>(setup_.capacity);
+    for (index_t h = 0; h < kv_.all_layers() * kv_.kv_heads(); ++h) {
+      const auto slots = static_cast<std::size_t>(kv_.head(h).length());
+      r.slots = std::max(r.slots, kv_.head(h).length());
+      // Repack cannot give back a cell that another head holds.
+      r.bytes += (setup_.how == mode::repack ? static_cast<std::size_t>(cells) : slots) * row +
+                 slots * record;
+      r.reserved_bytes += kv_.own_bytes(h) + room * record;
+      if (h < kv_.heads()) {
+        const head_state& state = meld_->state(h);
+        r.bytes += state.bytes();
+        r.reserved_bytes += state.bytes() + (room - slots) * sizeof(float) *
+                                                static_cast<std::size_t>(state.slot_stats());
+      }
+      r.full_bytes += static_cast<std::size_t>(tokens) * row;
+    }
+    for (index_t l = 0; l < kv_.all_layers(); ++l) {
+      if (const auto& engine = kv_.of(l).engine;
+          engine.keys != nullptr && engine.values != nullptr) {
+        r.reserved_bytes += ggml_nbytes(engine.keys) + ggml_nbytes(engine.values);
+      }
+    }
+    return r;
+  }
+
   /// A micro-batch begins, whose tokens the engine has in `cells`.
   void begin(std::span<const index_t> cells) {
     chunk_ = cells;
     prompt_ = cells.size() > 1 || open_ || !decodes_;
     together_ = prompt_ && measures_prompts_;
     for (index_t l = 0; l < kv_.all_layers(); ++l) {
-      kv_.of(l).taken = 0;
       kv_.of(l).came = {};
     }
   }
@@ -120,7 +148,7 @@ class layers {
   void attend(index_t l, ggml_tensor* out) {
     const stopwatch timed(times_.attend);
     kv_.of(l).came.queries = true;
-    kv_.of(l).taken = tokens();
+    kv_.of(l).came.taken = tokens();
     keep_queries(out->src[0]);
     kv_.read(l, chunk_, keys_, values_);
     const head_range heads = kv_.heads(l);
@@ -153,12 +181,12 @@ class layers {
     for (index_t l = 0; l < kv_.all_layers(); ++l) {
       const auto& of = kv_.of(l);
       const bool attended = setup_.how == mode::own_attention || wants_probabilities(l);
-      expects(of.came.scale && (!attended || of.taken == tokens()) &&
+      expects(of.came.scale && (!attended || of.came.taken == tokens()) &&
                   (!wants_logits(l) || of.came.queries),
               "llama.cpp: expected all nodes of layer ", l, "'s attention, got ", another_graph);
     }
     for (index_t l = 0; l < kv_.all_layers(); ++l) {
-      for (index_t i = kv_.of(l).taken; i < tokens(); ++i) {
+      for (index_t i = kv_.of(l).came.taken; i < tokens(); ++i) {
         commit(l, i + 1);
         if (measures_steps_ && !together_ && !kv_.whole(l)) {
           meld_->observe(kv_.heads(l), {});  // the policy needs nothing of it
@@ -212,7 +240,7 @@ class layers {
 
   /// Repack: takes in the first tokens of the micro-batch that were not yet.
   void commit(index_t l, index_t tokens) {
-    for (auto& taken = kv_.of(l).taken; taken < tokens; ++taken) {
+    for (auto& taken = kv_.of(l).came.taken; taken < tokens; ++taken) {
       kv_.commit(l, chunk_[static_cast<std::size_t>(taken)]);
     }
   }

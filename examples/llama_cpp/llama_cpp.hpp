@@ -24,7 +24,6 @@
 
 #include "llama_cpp/layers.hpp"
 #include "llama_cpp/refusals.hpp"
-#include "llama_cpp/report.hpp"
 
 namespace kvmeld::llama {
 
@@ -45,6 +44,7 @@ class compressor {
     llama_context_params p = params;
     prepare(p, options_.how);
     setup_.capacity = capacity_of(policy_, setup_, p);
+    setup_.rows = p.type_k;
     setup_.storage = storage_of(p.type_k, setup_.spec.key_dim);
     p.cb_eval = on_node;
     p.abort_callback = failed;
@@ -125,9 +125,7 @@ void compressor<P>::reset() {
 
 template <policy P>
 kvmeld::llama::report compressor<P>::report() {
-  kvmeld::llama::report r{.tokens = seen_, .cells = static_cast<index_t>(cells_.size())};
-  count(*layers_, setup_, r);
-  return r;
+  return layers_->report(seen_, static_cast<index_t>(cells_.size()));
 }
 
 template <policy P>
@@ -229,8 +227,7 @@ void compressor<P>::note_rows(ggml_tensor* t) {
   }
   (k >= 0 ? of.engine.keys : of.engine.values) = root;
   (k >= 0 ? of.came.keys : of.came.values) = true;
-  expect_rows(root, std::int64_t{setup_.spec.kv_heads} * setup_.spec.key_dim,
-              type_of(setup_.storage));
+  expect_rows(root, std::int64_t{setup_.spec.kv_heads} * setup_.spec.key_dim, setup_.rows);
 }
 
 template <policy P>

@@ -5,16 +5,17 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <fstream>
 #include <sstream>
 
-#include "evaluate/policies.hpp"
 #include "evaluate/options.hpp"
+#include "evaluate/policies.hpp"
 #include "evaluate/progress.hpp"
 #include "llama_cpp/vocabulary.hpp"
 
 namespace kvmeld::llama {
+
+template class compressor<evaluate::any_policy>;  // for all programs and tests
 
 using evaluate::detail::require;
 
@@ -65,10 +66,7 @@ program_options program_options::parse(int count, const char* const* arguments) 
     require(value >= least && value <= 1 << 24,
             fmt::format("{}: expected {} to {}, got {}", name, least, 1 << 24, value));
   }
-  require(
-      o.policy.find_first_of("+@") == std::string::npos,
-      "--policy: expected a name and parameters (budgets and queries are the adapter's), got '" +
-          o.policy + "'");
+  expect_plain("--policy", o.policy);
   const auto named = evaluate::detail::parse_policy(o.policy);
   require(o.trigger == 0 || !budget_of(named.policy, o.budget, o.equal).is_shared,
           "--trigger: expected --equal with it (heads that share a budget have triggers of their "
@@ -87,21 +85,8 @@ struct measured {
   std::vector<int> written = {};
 };
 
-double seconds_of(auto work) {
-  const auto begin = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-llama_context_params parameters_of(const program_options& o, index_t cells, index_t batch) {
-  auto p = llama_context_default_params();
-  p.n_ctx = static_cast<std::uint32_t>(cells);
-  p.n_batch = p.n_ubatch = static_cast<std::uint32_t>(batch);
-  p.type_k = p.type_v = o.cache_type == "f16"   ? GGML_TYPE_F16
-                        : o.cache_type == "f32" ? GGML_TYPE_F32
-                                                : GGML_TYPE_Q8_0;
-  p.n_threads = p.n_threads_batch = o.threads;
-  return p;
+ggml_type type_of(const std::string& cache_type) {
+  return cache_type == "f16" ? GGML_TYPE_F16 : cache_type == "f32" ? GGML_TYPE_F32 : GGML_TYPE_Q8_0;
 }
 
 /// Reads the prompt and goes on: with `given` tokens where there are any, else with the likeliest
@@ -113,7 +98,8 @@ measured measure(session& s, const program_options& o, const std::vector<int>& p
   std::vector<float> last;
   const auto chunk = static_cast<std::size_t>(o.chunk);
   bar.stage(stage, static_cast<double>(prompt.size()));
-  m.prompt_seconds = seconds_of([&] {
+  {
+    const stopwatch timed(m.prompt_seconds);
     std::size_t seen = 0;
     for (std::size_t at = 0; at < prompt.size(); at += chunk) {
       const auto part = std::span(prompt).subspan(at, std::min(chunk, prompt.size() - at));
@@ -126,13 +112,14 @@ measured measure(session& s, const program_options& o, const std::vector<int>& p
                 static_cast<double>(prompt.size()));
       });
     }
-  });
+  }
   const auto most = given != nullptr ? given->size() : static_cast<std::size_t>(o.predict);
   bar.stage(stage + ", writing", static_cast<double>(most));
   if (out != nullptr) {
     bar.clear();
   }
-  m.predict_seconds = seconds_of([&] {
+  {
+    const stopwatch timed(m.predict_seconds);
     for (std::size_t i = 0; i < most; ++i) {
       const int token = given != nullptr ? (*given)[i] : likeliest(last);
       if (language.ends(token)) {
@@ -147,7 +134,7 @@ measured measure(session& s, const program_options& o, const std::vector<int>& p
       const auto logits = s.next(token);
       last.assign(logits.begin(), logits.end());
     }
-  });
+  }
   m.held = s.report().value_or(report{});
   m.cells = s.cells();
   return m;
@@ -170,11 +157,8 @@ int run(program_options o, std::ostream& out, std::ostream& progress) {
   require(prompt.size() > 1,
           "--prompt-file: expected at least 2 tokens, got " + std::to_string(prompt.size()));
   const auto named = evaluate::detail::parse_policy(o.policy);
-  const budget limit = [&] {
-    budget b = budget_of(named.policy, o.budget, o.equal);
-    b.trigger = o.trigger;
-    return b;
-  }();
+  budget limit = budget_of(named.policy, o.budget, o.equal);
+  limit.trigger = o.trigger;
   const auto read_all = static_cast<index_t>(prompt.size()), all = read_all + o.predict;
   o.chunk = o.chunk > 0 ? o.chunk : limit.is_shared ? read_all : 256;
   // Equal budgets end a prompt with every micro-batch, shared ones with a chunk of several.
@@ -187,7 +171,8 @@ int run(program_options o, std::ostream& out, std::ostream& progress) {
                         : own       ? batch + 1
                         : bounded   ? limit.trigger_length() - 1 + batch
                                     : most;
-  session compressed(model.get(), parameters_of(o, cells, batch),
+  const ggml_type rows = type_of(o.cache_type);
+  session compressed(model.get(), parameters_of(cells, batch, rows, o.threads),
                      compression{named.policy,
                                  {.how = own ? mode::own_attention : mode::repack,
                                   .limits = {limit},
@@ -198,7 +183,7 @@ int run(program_options o, std::ostream& out, std::ostream& progress) {
   const measured mine = measure(compressed, o, prompt, language, nullptr, bar, o.policy, &out);
   measured full;
   if (!o.alone) {
-    session uncompressed(model.get(), parameters_of(o, all, batch));
+    session uncompressed(model.get(), parameters_of(all, batch, rows, o.threads));
     full = measure(uncompressed, o, prompt, language, &mine.written, bar, "full cache", nullptr);
   }
   bar.clear();

@@ -6,27 +6,17 @@
 
 #include <array>
 #include <string>
-#include <string_view>
 
 #include "llama_cpp/nodes.hpp"
 #include "llama_cpp/setup.hpp"
 
 namespace kvmeld::llama {
 
-/// A model's metadatum `arch.key`; empty: it has none.
+/// A model's metadatum; empty: it has none.
 inline std::string metadatum(const llama_model* model, const std::string& key) {
   std::array<char, 256> text{};
-  if (llama_model_meta_val_str(model, "general.architecture", text.data(), text.size()) < 0) {
-    return {};
-  }
-  const std::string name = std::string(text.data()) + "." + key;
-  return llama_model_meta_val_str(model, name.c_str(), text.data(), text.size()) < 0 ? ""
-                                                                                     : text.data();
-}
-
-inline index_t number(const llama_model* model, const std::string& key, index_t without) {
-  const std::string text = metadatum(model, key);
-  return text.empty() ? without : static_cast<index_t>(std::stol(text));
+  const int n = llama_model_meta_val_str(model, key.c_str(), text.data(), text.size());
+  return n < 0 ? "" : text.data();
 }
 
 /// What decides whether a model's attention is softmax over all earlier tokens, each with a key and
@@ -41,15 +31,18 @@ struct model_facts {
 
   static model_facts of(const llama_model* model) {
     expects(model != nullptr, "llama.cpp: expected a model, got null");
-    std::array<char, 64> name{};
-    llama_model_meta_val_str(model, "general.architecture", name.data(), name.size());
-    const std::string_view arch = name.data();
-    const std::string bias = metadatum(model, "attention.max_alibi_bias");
+    const std::string arch = metadatum(model, "general.architecture");
+    const auto own = [&](const char* key) { return metadatum(model, arch + "." + key); };
+    const auto number = [&](const char* key, index_t without) {
+      const std::string text = own(key);
+      return text.empty() ? without : static_cast<index_t>(std::stol(text));
+    };
+    const std::string bias = own("attention.max_alibi_bias");
     const index_t heads = llama_model_n_head(model);
     const index_t dim =
-        number(model, "attention.key_length", llama_model_n_embd(model) / std::max(heads, 1));
+        number("attention.key_length", llama_model_n_embd(model) / std::max(heads, 1));
     return {
-        .architecture = name.data(),
+        .architecture = arch,
         .recurrent = llama_model_is_recurrent(model),
         .hybrid = llama_model_is_hybrid(model),
         .encoder = llama_model_has_encoder(model) || !llama_model_has_decoder(model),
@@ -58,13 +51,13 @@ struct model_facts {
         .rotation = llama_model_rope_type(model),
         .alibi = arch == "bloom" || arch == "mpt" || arch == "refact" || arch == "jais" ||
                  (!bias.empty() && std::stof(bias) != 0.0F),
-        .latent = !metadatum(model, "attention.kv_lora_rank").empty() ||
-                  !metadatum(model, "attention.key_length_mla").empty(),
-        .capped = !metadatum(model, "attn_logit_softcapping").empty(),
+        .latent =
+            !own("attention.kv_lora_rank").empty() || !own("attention.key_length_mla").empty(),
+        .capped = !own("attn_logit_softcapping").empty(),
         .heads = heads,
         .kv_heads = llama_model_n_head_kv(model),
         .dim = dim,
-        .value_dim = number(model, "attention.value_length", dim),
+        .value_dim = number("attention.value_length", dim),
         .context = llama_model_n_ctx_train(model),
     };
   }
@@ -105,22 +98,16 @@ inline storage storage_of(ggml_type type, index_t dim) {
          : type == GGML_TYPE_F16 ? storage::f16
                                  : storage::q8_0;
 }
-inline ggml_type type_of(storage type) {
-  return type == storage::f32   ? GGML_TYPE_F32
-         : type == storage::f16 ? GGML_TYPE_F16
-                                : GGML_TYPE_Q8_0;
-}
 
 /// Refuses a context whose cells the adapter cannot use; sets what it needs where it was left open.
 inline void prepare(llama_context_params& params, mode how) {
-  const auto named = [](ggml_type t) { return ggml_type_name(t); };
   const bool own = how == mode::own_attention;
   expects(params.type_k == GGML_TYPE_F32 || params.type_k == GGML_TYPE_F16 ||
               (own && params.type_k == GGML_TYPE_Q8_0),
           "llama.cpp: expected keys in f32 or f16 (in mode own in q8_0 too), got quantised K (",
-          named(params.type_k), ")");
-  expects(params.type_v == params.type_k, "llama.cpp: expected values in ", named(params.type_k),
-          " as the keys, got ", named(params.type_v));
+          ggml_type_name(params.type_k), ")");
+  expects(params.type_v == params.type_k, "llama.cpp: expected values in ",
+          ggml_type_name(params.type_k), " as the keys, got ", ggml_type_name(params.type_v));
   expects(params.n_seq_max == 1 || params.kv_unified,
           "llama.cpp: expected one sequence, or unified KV (kv_unified), got ", params.n_seq_max,
           " sequences without unified KV");
@@ -149,23 +136,21 @@ inline index_t most_slots(const layers_setup& setup) {
 template <policy P>
 layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
   const auto facts = model_facts::of(model);
-  layers_setup setup{.how = o.how,
-                     .layers = llama_model_n_layer(model),
-                     .spec = spec_of(facts),
-                     .context = o.capacity > 0 ? o.capacity : facts.context};
+  layers_setup setup{
+      .how = o.how, .spec = spec_of(facts), .context = o.capacity > 0 ? o.capacity : facts.context};
   expects(traits::supports_decode(p) || traits::prompt_use_of(p).plans != prompt_use::planned::none,
           "llama.cpp: expected a policy that decodes or "
           "plans on a prompt's queries, got ",
           p.name(), ", which needs a second pass over the prompt");
   const auto heads = static_cast<std::size_t>(setup.spec.kv_heads),
-             layers = static_cast<std::size_t>(setup.layers), given = o.limits.size();
+             layers = static_cast<std::size_t>(llama_model_n_layer(model)), given = o.limits.size();
   expects(given == 1 || given == layers || given == layers * heads,
           "llama.cpp: expected 1 budget, ", layers, " (one per layer) or ", layers * heads,
           " (one per KV head), got ", given);
   setup.whole.assign(layers, traits::evicts(p) ? 0 : 1);
   for (const index_t l : o.untouched) {
-    expects(l >= 0 && l < setup.layers, "llama.cpp: expected untouched layers 0 to ",
-            setup.layers - 1, ", got ", l);
+    expects(l >= 0 && l < std::ssize(setup.whole), "llama.cpp: expected untouched layers 0 to ",
+            layers - 1, ", got ", l);
     setup.whole[static_cast<std::size_t>(l)] = 1;
   }
   for (std::size_t i = 0; given > 1 && i < layers * heads; ++i) {

@@ -11,9 +11,22 @@
 #include <string>
 #include <vector>
 
-#include "llama_cpp/compressor.hpp"
+#include "evaluate/needle.hpp"
+#include "evaluate/nll.hpp"
+#include "evaluate/policies.hpp"
+#include "llama_cpp/llama_cpp.hpp"
 
 namespace kvmeld::llama {
+
+extern template class compressor<evaluate::any_policy>;  // program.cpp compiles it
+
+/// Refused: the name of a policy with a division of budgets or a source of queries.
+inline void expect_plain(const std::string& option, const std::string& name) {
+  evaluate::detail::require(
+      name.find_first_of("+@") == std::string::npos,
+      option + ": expected a name and parameters (budgets and queries are the adapter's), got '" +
+          name + "'");
+}
 
 /// The budget of `slots` a head: shared by all heads of the model where the policy divides them
 /// (`fold`), unless they are to be equal.
@@ -34,8 +47,7 @@ class session {
  public:
   session(llama_model* model, llama_context_params parameters,
           const std::optional<compression>& by = {})
-      : vocab_(llama_vocab_n_tokens(llama_model_get_vocab(model))),
-        chunk_(static_cast<index_t>(std::min(parameters.n_batch, parameters.n_ubatch))) {
+      : vocab_(llama_vocab_n_tokens(llama_model_get_vocab(model))) {
     if (by) {
       compressor_ = std::make_unique<compressor<evaluate::any_policy>>(model, by->policy, by->how);
       compressor_->attach(parameters);
@@ -45,7 +57,7 @@ class session {
       throw std::runtime_error("llama.cpp could not make a context");
     }
     // It takes no more at once than n_ctx, and stops the program where more comes.
-    chunk_ = std::min(chunk_, static_cast<index_t>(llama_n_ubatch(context_.get())));
+    chunk_ = static_cast<index_t>(llama_n_ubatch(context_.get()));
     if (compressor_) {
       compressor_->bind(context_.get());
     }
@@ -108,7 +120,7 @@ class session {
 
  private:
   int vocab_;
-  index_t chunk_, position_ = 0;
+  index_t chunk_ = 0, position_ = 0;
   std::unique_ptr<compressor<evaluate::any_policy>> compressor_;
   llama_context_ptr context_;  // goes first: it calls the compressor
 };
@@ -132,18 +144,26 @@ inline llama_model_ptr load_model(const std::string& file) {
   return model;
 }
 
-/// Nats that `token` costs.
-inline double surprise(std::span<const float> logits, int token) {
-  const double most = *std::ranges::max_element(logits);
-  double sum = 0;
-  for (const float l : logits) {
-    sum += std::exp(double{l} - most);
-  }
-  return std::log(sum) + most - double{logits[static_cast<std::size_t>(token)]};
+/// A context of so many cells, for so many tokens at once.
+inline llama_context_params parameters_of(index_t cells, index_t chunk, ggml_type rows,
+                                          index_t threads) {
+  auto p = llama_context_default_params();
+  p.n_ctx = static_cast<std::uint32_t>(cells);
+  p.n_batch = p.n_ubatch = static_cast<std::uint32_t>(chunk);
+  p.type_k = p.type_v = rows;
+  p.n_threads = p.n_threads_batch = threads;
+  return p;
 }
 
-inline int likeliest(std::span<const float> logits) {
-  return static_cast<int>(std::ranges::max_element(logits) - logits.begin());
+/// Logits as `evaluate` takes them, `[1, vocab]`.
+inline auto row_of(std::span<const float> logits) {
+  return Eigen::Map<const engine::row_vector>(logits.data(),
+                                              static_cast<Eigen::Index>(logits.size()));
 }
+/// Nats that `token` costs.
+inline double surprise(std::span<const float> logits, int token) {
+  return evaluate::surprise(row_of(logits), token);
+}
+inline int likeliest(std::span<const float> logits) { return evaluate::likeliest(row_of(logits)); }
 
 }  // namespace kvmeld::llama

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
-/// What an adapter is told, and what follows from it before the first token.
+/// What an adapter is told, what follows from it before the first token, and what it reports.
 #pragma once
+
+#include <ggml.h>
 
 #include <chrono>
 #include <vector>
@@ -25,20 +27,33 @@ struct options {
 /// Everything about the layers that is known before the first token.
 struct layers_setup {
   mode how = mode::repack;
-  index_t layers = 0;
   attention_spec spec = {};                        ///< of every layer, but for scale and rotation
   index_t context = 0;                             ///< slots of heads that keep all
-  kvmeld::storage storage = kvmeld::storage::f32;  ///< of keys and values
+  ggml_type rows = GGML_TYPE_F32;                  ///< of the engine's keys and values
+  kvmeld::storage storage = kvmeld::storage::f32;  ///< of the same
   std::vector<budget> limits = {};  ///< one, or [layers · heads] of those that are compressed
-  std::vector<char> whole = {};     ///< [layers] left alone
+  std::vector<char> whole = {};     ///< [layers of the model] left alone
   index_t capacity = 0;             ///< slots that a head has room for
 
-  index_t heads() const { return layers * spec.kv_heads; }
+  index_t heads() const { return static_cast<index_t>(whole.size()) * spec.kv_heads; }
 };
 
 /// Seconds spent in the callback.
 struct times {
   double logits = 0, observe = 0, attend = 0, compress = 0;
+};
+
+/// What is held, what is reserved for it, and what the whole cache would be.
+struct report {
+  std::int64_t tokens = 0;
+  index_t cells = 0;      ///< of the engine that are in use
+  index_t slots = 0;      ///< of the longest head
+  std::size_t bytes = 0;  ///< keys, values, log-mass, positions and the policy's state in use
+  /// Room for the same, used or not, and the engine's cells, which are there in either mode (known
+  /// from the first graph on).
+  std::size_t reserved_bytes = 0;
+  std::size_t full_bytes = 0;  ///< keys and values of all tokens
+  times spent = {};
 };
 
 /// Adds the time until its end to `sum`, seconds.

@@ -3,12 +3,10 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-
 #include "engine/error.hpp"
 #include "engine/tokenizer.hpp"
-#include "evaluate/policies.hpp"
 #include "evaluate/needle_text.hpp"
+#include "evaluate/policies.hpp"
 #include "evaluate/progress.hpp"
 
 namespace kvmeld::llama {
@@ -30,10 +28,7 @@ std::vector<contender> contenders_of(const evaluate::options& o, const std::vect
   std::vector<contender> contenders = {{"full_cache", {}, o.prompt}};
   for (const auto& b : o.budgets) {
     for (const auto& p : o.policies) {
-      evaluate::detail::require(p.name.find_first_of("+@") == std::string::npos,
-                                "--policies: expected names and parameters (budgets and queries "
-                                "are the adapter's), got '" +
-                                    p.name + "'");
+      expect_plain("--policies", p.name);
       const index_t slots = b.slots(o.prompt);
       for (const bool equal : {false, true}) {
         const budget limit = budget_of(p.policy, slots, equal);
@@ -51,44 +46,20 @@ std::vector<contender> contenders_of(const evaluate::options& o, const std::vect
   return contenders;
 }
 
-session make_session(llama_model* model, const contender& c, index_t cells, index_t chunk) {
-  auto p = llama_context_default_params();
-  p.n_ctx = static_cast<std::uint32_t>(cells);
-  p.n_batch = p.n_ubatch = static_cast<std::uint32_t>(chunk);
-  p.n_threads = p.n_threads_batch = 1;
-  return session(model, p, c.by);
-}
-
-/// Does the model write `value`, and no digit more, behind the last token of `question`?
-bool answers(session& s, const engine::tokenizer& tokens, std::span<const int> question,
-             const std::string& value) {
+/// Does the model write the value, and no digit more, behind a body and the question?
+bool answers(session& s, const engine::tokenizer& tokens, std::span<const int> body,
+             const evaluate::needle_text& n) {
   std::span<const float> logits;
-  for (const int token : question) {
+  s.clear();
+  s.read(body, false, [](auto, auto) {});
+  for (const int token : n.question) {
     logits = s.next(token);
   }
-  std::vector<int> answer;
-  std::string text;
-  for (std::size_t i = 0; i < value.size() + 2; ++i) {
-    answer.push_back(likeliest(logits));
-    text = tokens.decode(answer);
-    text.erase(0, text.find_first_not_of(' '));
-    if (text.size() > value.size()) {
-      break;
-    }
-    logits = s.next(answer.back());
+  evaluate::writer answer(tokens, std::span(&n.value, 1));
+  while (const auto token = answer.next(row_of(logits))) {
+    logits = s.next(*token);
   }
-  return text.starts_with(value) &&
-         (text.size() == value.size() ||
-          std::isdigit(static_cast<unsigned char>(text[value.size()])) == 0);
-}
-
-std::vector<float> log_softmax(std::span<const float> logits) {
-  const double none = surprise(logits, 0) + double{logits[0]};  // log Σ exp
-  std::vector<float> result;
-  for (const float l : logits) {
-    result.push_back(static_cast<float>(double{l} - none));
-  }
-  return result;
+  return answer.written().value == 0;
 }
 
 }  // namespace
@@ -126,7 +97,7 @@ void run_tables(const evaluate::options& o, const std::string& gguf, const std::
     one.needles = 1;
     early.push_back(evaluate::draw_needle(one, tokens, text, i, 0));
   }
-  std::vector<std::vector<float>> whole;  // [streams · tokens] the full cache's log-probabilities
+  std::vector<std::vector<float>> whole;  // [streams · tokens] the full cache's logits
   evaluate::progress bar(said, false);
   bar.expect(static_cast<double>(contenders.size()));
   out << "| policy | mode | slots | needle, % | decoded needle, % | stream nll | KL to the full "
@@ -135,25 +106,22 @@ void run_tables(const evaluate::options& o, const std::string& gguf, const std::
     bar.stage(c.name, 1);
     const bool full = !c.by;
     const index_t most = o.prompt + 64;
-    index_t found = 0, found_early = 0, cells = most;
+    index_t found = 0, found_early = 0;
     {
       // A prompt is one micro-batch, so that it is compressed as a whole.
-      session s = make_session(model.get(), c, most, o.prompt);
+      session s(model.get(), parameters_of(most, o.prompt, GGML_TYPE_F16, 1), c.by);
       for (const auto& n : needles) {
-        s.clear();
         // The question stands behind the fact, over the end of the body.
-        const std::span<const int> body(n.body);
-        s.read(body.first(body.size() - n.question.size()), false, [](auto, auto) {});
-        found += answers(s, tokens, n.question, n.value) ? 1 : 0;
+        const auto body = std::span(n.body).first(n.body.size() - n.question.size());
+        found += answers(s, tokens, body, n) ? 1 : 0;
       }
     }
     // Where heads share a budget, the longest may hold all of a text.
     const bool ragged = full || c.by->how.limits.front().is_shared;
-    session s = make_session(model.get(), c, ragged ? most : c.slots + parts + 1, parts);
+    session s(model.get(),
+              parameters_of(ragged ? most : c.slots + parts + 1, parts, GGML_TYPE_F16, 1), c.by);
     for (const auto& n : early) {
-      s.clear();
-      s.read(n.body, false, [](auto, auto) {});
-      found_early += answers(s, tokens, n.question, n.value) ? 1 : 0;
+      found_early += answers(s, tokens, n.body, n) ? 1 : 0;
     }
     double nats = 0, divergence = 0;
     std::size_t counted = 0, row = 0;
@@ -169,26 +137,19 @@ void run_tables(const evaluate::options& o, const std::string& gguf, const std::
               }
               ++counted;
               nats += surprise(logits, part[at + j + 1]);
-              auto mine = log_softmax(logits);
               if (full) {
-                whole.push_back(std::move(mine));
-                return;
-              }
-              const auto& theirs = whole[row++];
-              for (std::size_t v = 0; v < mine.size(); ++v) {
-                divergence += std::exp(double{theirs[v]}) * (theirs[v] - mine[v]);
+                whole.emplace_back(logits.begin(), logits.end());
+              } else {
+                divergence += evaluate::kl_divergence(row_of(whole[row++]), row_of(logits));
               }
             });
       }
-    }
-    if (const auto r = s.report()) {
-      cells = r->cells;
     }
     const double n = static_cast<double>(std::max<std::size_t>(counted, 1));
     out << fmt::format("| {} | {} | {} | {:.0f} | {:.0f} | {:.3f} | {:.4f} | {} |\n", c.name,
                        c.mode_name(), c.slots, 100.0 * found / o.cases,
                        100.0 * found_early / o.cases, nats / n, divergence / n,
-                       full ? o.prompt : cells)
+                       s.report().value_or(report{.cells = o.prompt}).cells)
         << std::flush;
   }
 }

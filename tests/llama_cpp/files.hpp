@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "engine/test_files.hpp"
-#include "llama_cpp/compressor.hpp"
 #include "llama_cpp/own_engine.hpp"
+#include "llama_cpp/session.hpp"
 
 namespace test {
 

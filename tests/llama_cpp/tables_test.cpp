@@ -150,7 +150,7 @@ TEST_CASE("llama.cpp: the table's modes and policies are refused by what was exp
   CHECK_THROWS_WITH(parse_modes(""), "MODES: expected repack, own or repack,own");
   for (const std::string name : {"h2o+pyramid_kv", "fold@lookahead"}) {
     CHECK_THROWS_WITH(printed(few_cases(name), "repack"),
-                      Catch::Contains("--policies: expected names and parameters"));
+                      Catch::Contains("--policies: expected a name and parameters"));
   }
   auto o = few_cases("h2o");
   o.prompt = 1 << 20;
