@@ -14,7 +14,6 @@
 namespace {
 
 using kvmeld::index_t;
-
 std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
 
 /// A prompt after prefill: `[tokens, heads · group, dim]` queries, a full cache.

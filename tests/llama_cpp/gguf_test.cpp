@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 // GGUF files in our own engine: llama.cpp's logits and tokens on the same file, and refusals.
-#include "engine/model.hpp"
-
 #include <catch2/catch.hpp>
 
+#include "engine/model.hpp"
 #include "llama_cpp/bundled.hpp"
 #include "llama_cpp/streams.hpp"
 
