@@ -87,6 +87,22 @@ TEST_CASE("caches that cannot be are refused", "[cache][errors]") {
           [&] { make(k, v, kvmeld::strides{.head = 4, .row = 4}); });
   refuses(invalid, "keys of at least 68 numbers, got 64",
           [&] { make(k, v, kvmeld::strides{.head = 36, .row = 4}); });
+  const auto apart = [&](const std::vector<rows>& keys) {
+    kvmeld::strided_cache(spec, {.layers = 2, .capacity = 8}, keys,
+                          std::vector{rows(v, layout::nhd), rows(k, layout::nhd)});
+  };
+  apart({rows(k, layout::nhd), rows(v, layout::nhd)});
+  refuses(invalid, "of all layers in one, or of each of 2 layers, got 0", [&] { apart({}); });
+  refuses(invalid, "of each of 2 layers, got 3", [&] { apart({3, rows(k, layout::nhd)}); });
+  refuses(invalid, "in memory of its own, got one twice", [&] {
+    apart({2, rows(k, layout::nhd)});
+  });
+  refuses(invalid, "keys of at least 64 numbers, got 63", [&] {
+    apart({rows(k, layout::nhd), rows(less, layout::nhd)});
+  });
+  refuses(unsupported, "keys and values of one storage", [&] {
+    apart({rows(k, layout::nhd), rows(halves, layout::nhd)});
+  });
   refuses(invalid, "keys of at least 128 numbers, got 64", [&] {
     kvmeld::strided_cache(spec, {.requests = 2, .capacity = 8}, rows(k, layout::nhd),
                           rows(v, layout::nhd));

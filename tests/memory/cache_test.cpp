@@ -146,6 +146,21 @@ TEMPLATE_TEST_CASE("an engine's rows lie where its layout says", "[cache]", floa
     holds_what_it_is_given(kv);
     lies(kv, k, false, hnd), lies(kv, v, true, nhd);
   }
+  SECTION("each layer in memory of its own") {
+    std::vector<kvmeld::rows> keys, values;
+    const std::size_t one = k.size() / layers;
+    for (std::size_t l = 0; l < layers; ++l) {  // the layers' memory in another order
+      const std::size_t at = (layers - 1 - l) * one;
+      keys.emplace_back(std::span(k).subspan(at, one), layout::nhd);
+      values.emplace_back(std::span(v).subspan(at, one), layout::hnd);
+    }
+    kvmeld::strided_cache kv(spec, extents, keys, values);
+    holds_what_it_is_given(kv);
+    const auto turned = [&](auto where) {
+      return [=](index_t l, auto... rest) { return where(layers - 1 - l, rest...); };
+    };
+    lies(kv, k, false, turned(nhd)), lies(kv, v, true, turned(hnd));
+  }
   SECTION("rows that the engine wrote are committed") {
     std::iota(k.begin(), k.begin() + 100, TestType(1));
     kvmeld::strided_cache kv(spec, extents, rows(k, layout::nhd), rows(v, layout::nhd));

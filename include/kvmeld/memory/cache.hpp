@@ -106,15 +106,16 @@ class cache : public cache_base {
 ///                                kvmeld::rows(k, kvmeld::layout::nhd),
 ///                                kvmeld::rows(v, kvmeld::layout::nhd));
 ///
+/// An engine that allocates each layer apart gives a `std::vector<kvmeld::rows>`, one of each.
 /// Movable, not copyable: two views of the same rows would each count their own slots. Refused: as
 /// of `cache`, and memory that is too small for the layout, or in which rows overlap.
 class strided_cache : public cache_base, detail::move_only {
  public:
-  strided_cache(const attention_spec& spec, const cache_extents& extents, const rows& keys,
-                const rows& values)
+  strided_cache(const attention_spec& spec, const cache_extents& extents, const layer_rows& keys,
+                const layer_rows& values)
       : strided_cache(std::span(&spec, 1), extents, keys, values) {}
   strided_cache(std::span<const attention_spec> specs, const cache_extents& extents,
-                const rows& keys, const rows& values)
+                const layer_rows& keys, const layer_rows& values)
       : cache_base(checked(specs, extents), extents, keys.type()) {
     place("strided_cache", keys, values);
   }
@@ -135,11 +136,11 @@ class strided_cache : public cache_base, detail::move_only {
 /// tables of another size.
 class paged_cache : public cache_base, detail::move_only {
  public:
-  paged_cache(const attention_spec& spec, const cache_extents& extents, const rows& keys,
-              const rows& values, const page_tables& tables)
+  paged_cache(const attention_spec& spec, const cache_extents& extents, const layer_rows& keys,
+              const layer_rows& values, const page_tables& tables)
       : paged_cache(std::span(&spec, 1), extents, keys, values, tables) {}
-  paged_cache(std::span<const attention_spec> specs, const cache_extents& extents, const rows& keys,
-              const rows& values, const page_tables& tables)
+  paged_cache(std::span<const attention_spec> specs, const cache_extents& extents,
+              const layer_rows& keys, const layer_rows& values, const page_tables& tables)
       : cache_base(checked(specs, extents), extents, keys.type()) {
     expects(tables.pages.data() != nullptr, "paged_cache: expected page tables, got null");
     expects(tables.slots > 0 && capacity() % tables.slots == 0,
@@ -147,7 +148,8 @@ class paged_cache : public cache_base, detail::move_only {
             " slots in pages of ", tables.slots);
     place("paged_cache", keys, values, shared(tables));
     const bool own_tables = kv_heads() > 1 && this->tables().heads_each == 1;
-    counts_ = page_counts(this->tables(), key_rows(), extents, kv_heads(), own_tables);
+    counts_ = page_counts(this->tables(), extents, kv_heads(), layers_apart(),
+                          own_tables && heads_apart());
   }
 
   /// As of every cache. Refused too: pages to write to that another table has in use.

@@ -94,8 +94,8 @@ class cache_base {
             capacity(),
             spec(layer),
             type_,
-            keys_.of(layer, request, k),
-            values_.of(layer, request, k),
+            of_layer(keys_, layer, request, k),
+            of_layer(values_, layer, request, k),
             table(h)};
   }
 
@@ -190,24 +190,42 @@ class cache_base {
 
   /// The shape of the rows, where they lie.
   void set_rows(const placed_rows& keys, const placed_rows& values) {
-    keys_ = keys, values_ = values;
+    keys_ = {keys}, values_ = {values};
   }
-  /// The same of an engine's rows, in pages where there are tables. Refused: keys and values of two
-  /// storages (`unsupported`), what `place_rows` refuses.
-  void place(const char* call, const rows& keys, const rows& values, placed_tables tables = {}) {
-    expects(errc::unsupported, keys.type() == values.type(), call,
-            ": expected keys and values of one storage (not carried out by this version), got two");
+  /// The same of an engine's rows, in pages where there are tables. Refused: rows of two storages
+  /// (`unsupported`), neither one memory nor one for each layer, what `place_rows` refuses.
+  void place(const char* call, const layer_rows& keys, const layer_rows& values,
+             placed_tables tables = {}) {
     const index_t slots = tables.first.slots;
     const bool own_tables = slots > 0 && kv_heads() > 1 && tables.heads_each == 1;
-    index_t pages_of_keys = 0, pages_of_values = 0;
-    keys_ =
-        detail::place_rows(call, "keys", keys, spec(), extents_, slots, pages_of_keys, own_tables);
-    values_ = detail::place_rows(call, "values", values, spec(), extents_, slots, pages_of_values,
-                                 own_tables);
-    tables.first.limit = std::min(pages_of_keys, pages_of_values);
+    index_t limit = std::numeric_limits<index_t>::max();
+    const auto placed = [&](const char* what, std::span<const rows> of) {
+      expects(of.size() == 1 || of.size() == as_size(layers()), call, ": expected ", what,
+              " of all layers in one, or of each of ", layers(), " layers, got ", of.size());
+      cache_extents each = extents_;
+      each.layers = of.size() == 1 ? layers() : 1;
+      std::vector<placed_rows> list;
+      for (const rows& r : of) {
+        expects(errc::unsupported, r.type() == type_, call,
+                ": expected keys and values of one storage (not carried out by this version), got "
+                "two");
+        for (const rows& other : of) {
+          expects(&r == &other || r.data() != other.data(), call, ": expected ", what,
+                  " of each layer in memory of its own, got one twice");
+        }
+        index_t pages = 0;
+        list.push_back(detail::place_rows(call, what, r, spec(), each, slots, pages, own_tables));
+        limit = std::min(limit, pages);
+      }
+      return list;
+    };
+    keys_ = placed("keys", keys.list()), values_ = placed("values", values.list());
+    tables.first.limit = limit;
     tables_ = tables;
   }
-  const placed_rows& key_rows() const { return keys_; }
+  /// Do pages of one number lie apart in keys of two layers? And in those of two heads?
+  bool layers_apart() const { return keys_.size() > 1 || keys_.front().layer != 0; }
+  bool heads_apart() const { return keys_.front().head != 0; }
   const placed_tables& tables() const { return tables_; }
   index_t length(index_t h) const { return records_.length(h); }
 
@@ -215,6 +233,11 @@ class cache_base {
   page_table table(index_t h) const { return tables_.of(h); }
 
  private:
+  static head_rows of_layer(const std::vector<placed_rows>& rows, index_t layer, index_t request,
+                            index_t k) {
+    return rows.size() == 1 ? rows[0].of(layer, request, k)
+                            : rows[as_size(layer)].of(0, request, k);
+  }
   index_t first_head(index_t layer, index_t request) const {
     expects(layer >= 0 && layer < layers(), "heads: expected a layer of 0 to ", layers() - 1,
             ", got ", layer);
@@ -250,7 +273,7 @@ class cache_base {
   cache_extents extents_;
   storage type_;
   head_records records_;
-  placed_rows keys_, values_;
+  std::vector<placed_rows> keys_, values_;  // of all layers, or one of each
   placed_tables tables_;
 };
 

@@ -89,6 +89,22 @@ class rows {
   std::variant<layout, strides> how_;
 };
 
+/// An engine's keys (or values) of all layers in one memory, or, where it allocates each layer
+/// apart, one of each layer: a `std::vector<rows>`, say.
+class layer_rows {
+ public:
+  layer_rows(const rows& all) : list_(&all, 1) {}
+  template <std::ranges::contiguous_range R>
+  requires std::same_as<std::ranges::range_value_t<R>, rows> layer_rows(const R& each)
+      : list_(each) {}
+
+  std::span<const rows> list() const { return list_; }
+  storage type() const { return list_.empty() ? storage::f32 : list_.front().type(); }
+
+ private:
+  std::span<const rows> list_;
+};
+
 /// How large a cache is.
 struct cache_extents {
   index_t layers = 1;

@@ -16,11 +16,10 @@ class page_counts {
   page_counts() = default;
   /// Pages of one number are counted apart where they are other rows, in heads of several layers or
   /// in several heads of one. Nothing is counted where there is one table for such rows.
-  page_counts(const placed_tables& tables, const placed_rows& rows, const cache_extents& e,
-              index_t kv_heads, bool own_tables)
+  page_counts(const placed_tables& tables, const cache_extents& e, index_t kv_heads,
+              bool layers_apart, bool heads_apart)
       : first_(tables.first), requests_(e.requests), kv_heads_(kv_heads) {
-    const bool layers_apart = tables.count > e.requests && rows.layer != 0,
-               heads_apart = own_tables && rows.head != 0;
+    layers_apart = layers_apart && tables.count > e.requests;
     of_head_ = heads_apart ? 1 : 0;
     of_layer_ = layers_apart ? (heads_apart ? kv_heads : 1) : 0;
     const index_t places = (layers_apart ? e.layers : 1) * (heads_apart ? kv_heads : 1);
