@@ -3,6 +3,8 @@
 
 #include <algorithm>  // std::fill_n
 
+#include "kvmeld/compress/held_queries.hpp"
+
 namespace kvmeld_torch {
 
 using kvmeld::any_policy;
