@@ -110,7 +110,7 @@ class basic_any_policy {
   /// The alternative `I`, or the last.
   template <std::size_t I>
   static auto& at(auto& policy) {
-    return *std::get_if<std::min(I, sizeof...(Policies) - 1)>(&policy);
+    return std::get<std::min(I, sizeof...(Policies) - 1)>(policy);
   }
   /// `std::visit` would cost the compiler a table and a function for each of twenty alternatives.
   template <std::size_t I, class V, class F>
