@@ -151,3 +151,46 @@ TEST_CASE("one head: what cannot be shared or compressed is refused by name") {
   CHECK_THROWS_WITH(check_compress(p, head, state, {tokens + 2}, true), Contains("capacity"));
   CHECK_THROWS_WITH(check_compress(kvmeld::tova{}, head, state, {slots}, true), Contains("tova"));
 }
+
+TEST_CASE("kvzip: a second reading is taken away again before the prompt ends") {
+  for (const auto& b : {budget{.slots = 20}, budget::shared(20)}) {
+    two_caches x;
+    kvmeld::compressor meld(x.theirs, kvmeld::kvzip{}, b);
+    const index_t prompt = 40, again = 45;
+    for (index_t l = 0; l < layers; ++l) {
+      for (const index_t count : {prompt, again}) {
+        meld.prompt(x.theirs.heads(l, 0), x.append(l, count));
+      }
+    }
+    for (index_t h = 0; h < x.theirs.heads(); ++h) {
+      x.theirs.head(h).restore(prompt, prompt);
+    }
+    meld.end_prompt(0);
+    index_t held = 0;
+    for (index_t h = 0; h < x.theirs.heads(); ++h) {
+      const auto head = x.theirs.head(h);
+      held += head.length();
+      CHECK((head.next_position() == prompt && meld.state(h).length() == head.length()));
+    }
+    CHECK(
+        (b.is_shared ? held > 0 && held <= 20 * x.theirs.heads() : held == 20 * x.theirs.heads()));
+  }
+}
+
+TEST_CASE("observe_prompt refuses what observe does, whatever the policy takes of a prompt") {
+  two_caches x;
+  const auto own = x.append(0, 5);
+  const auto head = x.by_hand.head(0);
+  for (const auto& p : {any_policy(kvmeld::attention_matching{}), any_policy(kvmeld::fold{}),
+                        any_policy(kvmeld::h2o{})}) {
+    CAPTURE(p.name());
+    auto state = kvmeld::make_head_state(p, head);
+    kvmeld::held_queries held;
+    const auto refuses = [&](const kvmeld::query_view<float>& q, const char* why) {
+      CHECK_THROWS_WITH(kvmeld::observe_prompt(p, head, state, held, q), Catch::Contains(why));
+      CHECK((state.length() == 0 && !held.begun()));
+    };
+    refuses({.data = nullptr, .count = 3, .group = 16, .row = 64}, "got null");
+    refuses({.data = x.q.data(), .count = -1, .group = 16, .row = 64}, "at least 0 queries");
+  }
+}

@@ -84,6 +84,7 @@ class compressor : private detail::request_calls<P> {
     run(kv_.per_request(), [&](index_t i, index_t worker) {
       this->finish(heads[as_size(i)], slots[as_size(i)], work[worker]);
     });
+    this->count_pages(kv_.per_request(), [&](index_t i) { return heads[as_size(i)]; });
     this->pool_.release();
   }
 
@@ -120,6 +121,7 @@ class compressor : private detail::request_calls<P> {
         lengths[as_size(i)] = head.length();
       }
     });
+    this->count_pages(heads.count(), [&](index_t i) { return heads[i]; });
   }
 
   // --------------------------------------------------------------------------- decode

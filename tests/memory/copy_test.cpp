@@ -59,3 +59,14 @@ TEST_CASE("what a policy says of its memory is what copies go by", "[reuse]") {
   }
   CHECK(follows(kvmeld::ems{.table = 50}));
 }
+
+TEST_CASE("a head copied onto itself stays as it is", "[copy]") {
+  fixtures::cache<float> kv({.heads = 1, .dim = 8, .capacity = 9});
+  const auto rows = fixtures::normal(5 * 8);
+  for (kvmeld::index_t t = 0; t < 5; ++t) {
+    kv.head(0).push(rows.data() + t * 8, rows.data() + t * 8);
+  }
+  const auto before = fixtures::bytes_of(kv.head(0));
+  kvmeld::detail::copy_slots(kv.head(0), kv.head(0));
+  CHECK((kv.head(0).length() == 5 && fixtures::bytes_of(kv.head(0)) == before));
+}

@@ -240,3 +240,25 @@ TEST_CASE("heads that have tables of their own share pages where rows are the sa
   table[pages] = 8;
   CHECK_NOTHROW(run(make(0)));
 }
+
+TEST_CASE("pages that no request has in use are another's to take", "[paged]") {
+  engine e({.slots = 6});
+  e.own_pages(1);
+  (void)e.kv.free_pages(kv_heads);  // what request 1 lists now
+  SECTION("after a prompt's compression has freed them") {
+    e.prompt(0), e.meld.end_prompt(0);
+    CHECK(e.kv.head(0).length() == 6);
+    e.entry(2, 0) = 2;  // the third of request 0, which has two now
+    CHECK_NOTHROW(e.append(2, 3));
+  }
+  SECTION("after an append that was refused for want of a page") {
+    e.entry(2, 0) = 35, e.entry(2, 1) = kvmeld::page_table::no_page;
+    CHECK_THROWS_WITH(e.append(2, slots + 1), Catch::Contains("page"));
+    e.entry(2, 0) = 36, e.entry(0, 3) = 35;
+    CHECK_NOTHROW(e.append(0, 4));
+  }
+  SECTION("of a head that is there") {
+    CHECK_THROWS_WITH(e.kv.pages(-1), Catch::Contains("expected 0 to 5, got -1"));
+    CHECK_THROWS_WITH(e.kv.free_pages(6), Catch::Contains("expected 0 to 5, got 6"));
+  }
+}

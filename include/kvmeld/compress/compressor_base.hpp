@@ -101,12 +101,13 @@ class compressor_base {
     of(h).gone = head.next_position() - head.length();
   }
   /// Refused: a head whose lengths were changed since, but for tokens appended: its state is not of
-  /// these slots.
-  void expect_left(const char* call, index_t h) const {
+  /// these slots. Where it ends a prompt, tokens may have been taken away again, as those of a
+  /// second reading (kvzip).
+  void expect_left(const char* call, index_t h, bool ends_prompt = false) const {
     const head_ref head = kv_.head(h);
     const index_t gone = head.next_position() - head.length(), known = of(h).state.length();
-    expects(gone == of(h).gone && head.length() >= known, call, ": expected head ", h,
-            " as it was left (clear, and draft with accept, set it back), got ", head.length(),
+    expects(gone == of(h).gone && (head.length() >= known || ends_prompt), call, ": expected head ",
+            h, " as it was left (clear, and draft with accept, set it back), got ", head.length(),
             " slots of ", head.next_position(), " tokens, and a state of ", known, " of ",
             known + of(h).gone);
   }
@@ -116,6 +117,12 @@ class compressor_base {
       const index_t length = kv_.head(h).length(), last = length + tokens;
       const bool plans = traits::evicts(policy_of(h)) && b.reached(last);
       kv_.expect_own_pages(call, h, plans ? 0 : length, last);
+    }
+  }
+  /// After a call that may have freed pages of `n` heads.
+  void count_pages(index_t n, auto head_of) const {
+    for (index_t i = 0; i < n; ++i) {
+      kv_.count_pages(head_of(i));
     }
   }
   void expect_head(const char* call, index_t h) const {
@@ -187,7 +194,10 @@ class compressor_base {
   }
 
   /// Slots for each of the request's heads, by one threshold over their scores.
-  std::vector<index_t> divided(const std::vector<index_t>& heads) const {
+  std::vector<index_t> divided(const std::vector<index_t>& heads) {
+    for (const index_t h : heads) {
+      expect_left("end_prompt", h, of(h).held.begun());
+    }
     const budget& b = budgets_.front();
     const auto shared = shared_slots::of(policies_.front());
     std::vector<std::vector<float>> scores;
@@ -195,6 +205,7 @@ class compressor_base {
     for (const index_t h : heads) {
       const head_ref head = kv_.head(h);
       longest = std::max(longest, head.length());
+      of(h).state.extend(head.length());  // tokens that came without queries have no score
       add_shared_scores(head, of(h).state.column(shared.column), shared, scores.emplace_back());
     }
     return divide_slots(scores, shared, b.slots, longest);
@@ -202,7 +213,7 @@ class compressor_base {
 
   /// Before head `h` is brought to budget `b`.
   void expect_prompt(const char* call, index_t h, const budget& b) const {
-    expect_left(call, h);
+    expect_left(call, h, of(h).held.begun());
     expect_own_pages(call, h, b, 0);
     const index_t slots = b.slots;
     expects(kv_.head(h).length() <= slots || !traits::evicts(policy_of(h)) ||
@@ -256,7 +267,7 @@ class compressor_base {
       expects(q.tokens() <= head.next_position(), "prompt: expected at most ", head.next_position(),
               " queries (the tokens appended), got ", q.tokens());
       if (head.check_finite()) {
-        expect_finite("prompt: queries", q.rows());
+        expect_finite("prompt: expected finite queries", q.rows());
       }
     }
   }

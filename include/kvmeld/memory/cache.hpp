@@ -108,7 +108,8 @@ class cache : public cache_base {
 ///
 /// An engine that allocates each layer apart gives a `std::vector<kvmeld::rows>`, one of each.
 /// Movable, not copyable: two views of the same rows would each count their own slots. Refused: as
-/// of `cache`, and memory that is too small for the layout, or in which rows overlap.
+/// of `cache`, and memory that is too small for the layout, or in which rows overlap. Of
+/// layers apart, that of one must not reach into another's.
 class strided_cache : public cache_base, detail::move_only {
  public:
   strided_cache(const attention_spec& spec, const cache_extents& extents, const layer_rows& keys,
@@ -129,8 +130,11 @@ class strided_cache : public cache_base, detail::move_only {
 ///                            kvmeld::rows(v, kvmeld::layout::pages_nhd),
 ///                            {.pages = block_tables, .slots = 16});
 ///
-/// Tables of several requests may list the same pages, as those of a common prefix, until a call
-/// would change rows in them: the cache counts the tables that have a page in use, and refuses.
+/// Tables of several requests may list the same pages, as those of a common prefix, until a call of
+/// `append` or of a compressor would change rows in them: the cache counts the tables that have a
+/// page in use, and refuses. A page that a table lists no longer counts until the next call for its
+/// request: `free_pages`, say, or `clear`. Rows that are pushed to a head, or changed by the
+/// functions of one head, are the caller's to keep apart.
 ///
 /// Movable, not copyable, as `strided_cache`. Refused: as there, a capacity of no whole pages,
 /// tables of another size.
@@ -154,13 +158,18 @@ class paged_cache : public cache_base, detail::move_only {
 
   /// As of every cache. Refused too: pages to write to that another table has in use.
   void append(const head_selection& heads, const any_span& k, const any_span& v, index_t tokens) {
-    heads.check("append", this->heads());
-    for (index_t i = 0; i < heads.count(); ++i) {
-      const index_t length = this->length(heads[i]);
-      expect_own_pages("append", heads[i], length,
-                       length + std::clamp(tokens, index_t{0}, capacity() - length));
+    expect_append(heads, k, v, tokens);
+    try {
+      for (index_t i = 0; i < heads.count(); ++i) {
+        expect_own_pages("append", heads[i], length(heads[i]), length(heads[i]) + tokens);
+      }
+    } catch (...) {  // what the tokens would have had in use is not
+      for (index_t i = 0; i < heads.count(); ++i) {
+        (void)pages(heads[i]);
+      }
+      throw;
     }
-    cache_base::append(heads, k, v, tokens);
+    append_rows(heads, k, v, tokens);
   }
   /// As of every cache: rows of a prefix may lie in pages that other tables have too.
   void commit(const head_selection& heads, index_t tokens) {
@@ -175,8 +184,9 @@ class paged_cache : public cache_base, detail::move_only {
   /// Do two heads share a page table?
   bool share_table(index_t a, index_t b) const { return table(a).pages == table(b).pages; }
   /// Pages that the table of head `h` has for slots in use, of this head and of those that share
-  /// it. No others count as in use from here on.
+  /// it. No others count as in use from here on. Refused: a head that is not there.
   index_t pages(index_t h) {
+    (void)head(h);
     index_t most = 0;
     tables().each_sharing(h, heads(),
                           [&](index_t i) { most = std::max(most, table(i).taken_by(length(i))); });
@@ -187,9 +197,10 @@ class paged_cache : public cache_base, detail::move_only {
   /// The table's entries after those: after a compression, the pages that it has freed, and what
   /// was −1 before.
   std::span<const index_t> free_pages(index_t h) {
+    const index_t used = pages(h);
     const page_table own = table(h);
-    const std::span<const index_t> all(own.pages, as_size(capacity() / own.slots));
-    return all.subspan(as_size(pages(h)));
+    return std::span<const index_t>(own.pages, as_size(capacity() / own.slots))
+        .subspan(as_size(used));
   }
   /// The same for heads that share a table: those of a layer and request, or of a request.
   /// Refused: heads of several tables.

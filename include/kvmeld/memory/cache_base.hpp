@@ -104,33 +104,8 @@ class cache_base {
   /// Refused, with nothing changed: another size, null, too few slots (`no_capacity`) or pages
   /// (`no_page`), heads that are not there or come twice, NaN or Inf where the model checks for it.
   void append(const head_selection& heads, const any_span& k, const any_span& v, index_t tokens) {
-    const index_t count = heads.count(), dim = spec().key_dim;
-    expects(tokens >= 0, "append: expected at least 0 tokens, got ", tokens);
-    const std::size_t wanted = as_size(tokens, count, dim);
-    expects(k.size() == wanted && v.size() == wanted, "append: expected keys and values [", tokens,
-            ", ", count, ", ", dim, "], got ", k.size(), " and ", v.size(), " numbers");
-    expects(wanted == 0 || (k.data() != nullptr && v.data() != nullptr),
-            "append: expected keys and values, got null");
-    expect_room("append", heads, tokens);
-    if (spec().check_finite) {
-      expect_finite("append: expected finite keys", k);
-      expect_finite("append: expected finite values", v);
-    }
-    push_metadata(heads, tokens);
-    for (index_t i = 0; i < count; ++i) {
-      const head_ref to = head(heads[i]);
-      const index_t first = to.length() - tokens;
-      const auto store = [&](const any_span& from, auto row_of) {
-        from.visit([&](auto numbers) {
-          for (index_t t = 0; t < tokens; ++t) {
-            detail::store_row(numbers.data() + (std::ptrdiff_t{t} * count + i) * dim,
-                              row_of(first + t), dim);
-          }
-        });
-      };
-      store(k, [&](index_t s) { return to.key(s); });
-      store(v, [&](index_t s) { return to.value(s); });
-    }
+    expect_append(heads, k, v, tokens);
+    append_rows(heads, k, v, tokens);
   }
 
   /// Takes in `tokens` rows of each head that follow its slots in use: the engine wrote them.
@@ -151,6 +126,42 @@ class cache_base {
   }
 
  protected:
+  /// What `append` refuses.
+  void expect_append(const head_selection& heads, const any_span& k, const any_span& v,
+                     index_t tokens) {
+    const index_t count = heads.count(), dim = spec().key_dim;
+    expects(tokens >= 0, "append: expected at least 0 tokens, got ", tokens);
+    const std::size_t wanted = as_size(tokens, count, dim);
+    expects(k.size() == wanted && v.size() == wanted, "append: expected keys and values [", tokens,
+            ", ", count, ", ", dim, "], got ", k.size(), " and ", v.size(), " numbers");
+    expects(wanted == 0 || (k.data() != nullptr && v.data() != nullptr),
+            "append: expected keys and values, got null");
+    expect_room("append", heads, tokens);
+    if (spec().check_finite) {
+      expect_finite("append: expected finite keys", k);
+      expect_finite("append: expected finite values", v);
+    }
+  }
+  void append_rows(const head_selection& heads, const any_span& k, const any_span& v,
+                   index_t tokens) {
+    push_metadata(heads, tokens);
+    const index_t count = heads.count(), dim = spec().key_dim;
+    for (index_t i = 0; i < count; ++i) {
+      const head_ref to = head(heads[i]);
+      const index_t first = to.length() - tokens;
+      const auto store = [&](const any_span& from, auto row_of) {
+        from.visit([&](auto numbers) {
+          for (index_t t = 0; t < tokens; ++t) {
+            detail::store_row(numbers.data() + (std::ptrdiff_t{t} * count + i) * dim,
+                              row_of(first + t), dim);
+          }
+        });
+      };
+      store(k, [&](index_t s) { return to.key(s); });
+      store(v, [&](index_t s) { return to.value(s); });
+    }
+  }
+
   using spec_list = std::shared_ptr<const std::vector<attention_spec>>;
 
   cache_base(spec_list specs, const cache_extents& extents, storage type)
@@ -223,9 +234,11 @@ class cache_base {
     tables.first.limit = limit;
     tables_ = tables;
   }
-  /// Do pages of one number lie apart in keys of two layers? And in those of two heads?
-  bool layers_apart() const { return keys_.size() > 1 || keys_.front().layer != 0; }
-  bool heads_apart() const { return keys_.front().head != 0; }
+  /// Do pages of one number lie apart in rows of two layers? And in those of two heads?
+  bool layers_apart() const {
+    return keys_.size() > 1 || (keys_.front().layer != 0 && values_.front().layer != 0);
+  }
+  bool heads_apart() const { return keys_.front().head != 0 && values_.front().head != 0; }
   const placed_tables& tables() const { return tables_; }
   index_t length(index_t h) const { return records_.length(h); }
 

@@ -95,9 +95,10 @@ inline void copy_slots(const head_ref& from, const head_ref& to) {
       copy_row(x, y, dim);
     }
   };
+  const index_t length = from.length(), next = from.next_position();  // may be those of `to` too
   to.truncate(0);
-  to.restore(from.length(), from.next_position());
-  for (index_t s = 0; s < from.length(); ++s) {
+  to.restore(length, next);
+  for (index_t s = 0; s < length; ++s) {
     copy(to.key(s), from.key(s));
     copy(to.value(s), from.value(s));
     to.log_mass(s) = from.log_mass(s);

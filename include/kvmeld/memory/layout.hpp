@@ -180,10 +180,10 @@ inline strides strides_of(layout how, const attention_spec& spec, const cache_ex
   return s;
 }
 
-/// Places an engine's rows; of a cache in pages of `page_slots` slots, else 0. `what`: "call:
-/// keys". `pages`: how many there are. `own_tables`: each head has pages of its own. Refused: null,
-/// another layout, blocks that do not lie side by side, rows that overlap, less memory than the
-/// strides reach.
+/// Places an engine's rows; of a cache in pages of `page_slots` slots, else 0. `what`: "keys"
+/// or "values". `pages`: how many there are. `own_tables`: each head has pages of its own. Refused:
+/// null, another layout, blocks that do not lie side by side, rows that overlap, less memory than
+/// the strides reach.
 inline placed_rows place_rows(const char* call, const char* what, const rows& from,
                               const attention_spec& spec, const cache_extents& e,
                               index_t page_slots, index_t& pages, bool own_tables = false) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/// What a policy may omit (see policy.hpp), with the defaults in one place: its facts, and what
-/// runs it over a head. Of a policy chosen at run time: those of the one inside.
+/// The facts of a policy that it may omit (see policy.hpp), with the defaults in one place. Of a
+/// policy chosen at run time: those of the one inside.
 #pragma once
 
 #include <vector>

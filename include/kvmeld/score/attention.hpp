@@ -58,7 +58,8 @@ struct log_mass_of {
 /// `q`, `out` `[group, dim]`. On request `probabilities` `[group, length]` and `log_sum_exp`
 /// `[group]` of `ℓ`; `comparison`, if it holds a request, is given every tile. Refused: no slots,
 /// null data, spans of another size.
-template <std::invocable<index_t, float> Mass>
+template <class Mass>
+requires std::invocable<const Mass&, index_t, float>
 void attend(const head_ref& head, const Mass& log_mass, const float* q, float* out,
             std::span<float> probabilities = {}, std::span<float> log_sum_exp = {},
             fused_similarity* comparison = nullptr) {

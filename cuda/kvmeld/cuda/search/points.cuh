@@ -4,7 +4,7 @@
 
 #include "kvmeld/cuda/memory/head_budgets.cuh"
 #include "kvmeld/cuda/memory/lists.cuh"
-#include "kvmeld/search/seeds.hpp"
+#include "kvmeld/search/seed_rounds.hpp"
 
 namespace kvmeld::cuda::detail {
 
