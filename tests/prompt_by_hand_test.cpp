@@ -179,7 +179,7 @@ TEST_CASE("kvzip: a second reading is taken away again before the prompt ends") 
 
 TEST_CASE("observe_prompt refuses what observe does, whatever the policy takes of a prompt") {
   two_caches x;
-  const auto own = x.append(0, 5);
+  (void)x.append(0, 5);
   const auto head = x.by_hand.head(0);
   for (const auto& p : {any_policy(kvmeld::attention_matching{}), any_policy(kvmeld::fold{}),
                         any_policy(kvmeld::h2o{})}) {

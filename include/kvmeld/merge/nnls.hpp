@@ -10,6 +10,7 @@
 #include <type_traits>  // std::type_identity_t
 #include <vector>
 
+#include "kvmeld/config.hpp"
 #include "kvmeld/detail/product.hpp"
 
 namespace kvmeld::inline v0 {
