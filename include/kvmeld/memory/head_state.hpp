@@ -29,7 +29,8 @@ struct state_memory {
 namespace detail {
 
 /// What a `head_state` is made of; a value that may be moved out of it whole.
-struct state_fields {
+class state_fields {
+ protected:
   std::string policy_;
   std::vector<slot_stat> kinds_;
   // Empty where the numbers are the caller's. `own_memory_` is aligned, so that sums over it do not
