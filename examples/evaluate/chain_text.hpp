@@ -20,7 +20,7 @@ namespace evaluate {
 
 inline constexpr index_t chain_letters = 8;
 inline constexpr double chain_alpha = 0.3;    ///< of the transitions' Dirichlet prior
-inline constexpr index_t chain_tokens = 128;  ///< decoded behind the prompt
+inline constexpr index_t chain_tokens = 128;  ///< decoded after the prompt
 
 /// The tokens of the first `chain_letters` letters of the alphabet that are single pieces with the
 /// space before them.

@@ -20,7 +20,7 @@ struct contender {
   budget limit;  ///< most slots between steps, of all heads on average
   budget_allocation budgets = budget_allocation::uniform;
   std::vector<char> whole = {};  ///< [layers · KV heads] those that keep all
-  index_t room = 0;              ///< slots beside the budget for what comes behind a prompt
+  index_t room = 0;              ///< slots beside the budget for what comes after a prompt
   evaluate::storage storage = evaluate::storage::f32;  ///< of slots, once compressed
   /// How slots were divided on other prompts, in place of a threshold over the model.
   std::shared_ptr<const kvmeld::budget_profile> profile = nullptr;

@@ -16,7 +16,7 @@
 
 namespace evaluate {
 
-/// The attention of the first tokens behind a prompt, in one layer of the full model.
+/// The attention of the first tokens after a prompt, in one layer of the full model.
 struct future_attention {
   engine::layer_record tokens;  ///< their queries, keys and values
   row_major_matrix of_prompt;   ///< [future, heads · dim] attention over the prompt alone

@@ -36,7 +36,7 @@ inline double kl_divergence(const engine::matrix_view& p, const engine::matrix_v
   return std::max(0.0, (shares * apart).sum());
 }
 
-/// What a compressed cache predicts of the tokens behind a prompt, in mean nats a token.
+/// What a compressed cache predicts of the tokens after a prompt, in mean nats a token.
 struct prediction {
   double nll = 0;  ///< of the true tokens
   double kl = 0;   ///< from the full cache's distribution to the compressed one's
@@ -76,7 +76,7 @@ inline mean_prediction predict(const contender& c, const engine::decoder& model,
   return {estimate_of(nll), estimate_of(kl)};
 }
 
-/// For each contender, mean nats a token of `next` behind the prompt `text`.
+/// For each contender, mean nats a token of `next` after the prompt `text`.
 inline std::vector<score> nats_behind(const engine::decoder& model, std::span<const int> text,
                                       std::span<const int> next,
                                       std::span<const named_policy> policies,

@@ -57,7 +57,7 @@ struct options {
   index_t digits = 5;
   index_t samples = 20;  ///< prompts of each task of chain, ruler and stream_needle
   index_t future = 64;   ///< true future queries that `attention_error` is the mean of
-  index_t room = 0;      ///< slots beside the budget for what comes behind a prompt
+  index_t room = 0;      ///< slots beside the budget for what comes after a prompt
   kvmeld::future_positions ahead = {};  ///< where foreseen queries go
   std::string needle = " The secret code of {key} is {value}. ";
   std::string question = "\nQuestion: what is the secret code of {key}? Answer:";
@@ -69,7 +69,7 @@ struct options {
   std::filesystem::path plots = "build/results";
   bool terminal = false;  ///< is the output a terminal?
 
-  /// `future` where anything looks at the attention of the tokens behind a prompt: the task, or a
+  /// `future` where anything looks at the attention of the tokens after a prompt: the task, or a
   /// profile that is to be made; else 0.
   index_t future_tokens() const {
     return tasks.error || (!profile.empty() && !std::filesystem::exists(profile)) ? future : 0;

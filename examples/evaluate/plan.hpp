@@ -37,7 +37,7 @@ struct plan {
   std::vector<group> groups = {};
   std::vector<std::string> notes = {};
   index_t prompts = 1, streams = 0, longest_stream = 0, most_slots = 1;
-  index_t behind = decoded_tokens;  ///< tokens of the text that are wanted behind a prompt
+  index_t behind = decoded_tokens;  ///< tokens of the text that are wanted after a prompt
 
   /// Heads that keep all, for budget_allocations that need them: KV heads in the order
   /// `by_retrieval` `[layers · KV heads]`, after a prompt of `tokens`.

@@ -68,7 +68,7 @@ std::shared_ptr<const kvmeld::reference_queries> reference_of(
   return shared(kvmeld::lookahead(kv, own, {.count = count(256), .ahead = p.ahead}));
 }
 
-/// Each part of a second reading of a layer is appended behind the prompt, observed and taken away
+/// Each part of a second reading of a layer is appended after the prompt, observed and taken away
 /// again.
 void observe_replay(const any_policy& policy, const engine::config& shape, kvmeld::cache& kv,
                     std::span<kvmeld::head_state> heads, const engine::layer_record& again,

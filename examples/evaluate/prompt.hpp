@@ -63,7 +63,7 @@ inline kvmeld::query_view<float> queries_of(const engine::config& shape,
 /// A second reading of a prompt, part by part; empty: there was none.
 struct replayed_prompt {
   std::vector<engine::layer_record> layers;  ///< of all parts, the words before each included
-  std::vector<index_t> positions;            ///< [rows]; every part begins behind the prompt
+  std::vector<index_t> positions;            ///< [rows]; every part begins after the prompt
   std::vector<index_t> parts;                ///< rows of each
   double seconds = 0;                        ///< that it took
 
@@ -74,7 +74,7 @@ struct replayed_prompt {
 /// The second readings of a prompt that policies measure on.
 struct second_readings {
   replayed_prompt repeated;  ///< as KVzip has it, all of which is observed
-  replayed_prompt behind;    ///< right behind the prompt, for some of its queries
+  replayed_prompt behind;    ///< right after the prompt, for some of its queries
 
   const replayed_prompt& of(const named_policy& p) const {
     return p.observes_replay() ? repeated : behind;
@@ -98,7 +98,7 @@ replay_words replay_words_of(const engine::tokenizer& tokens, const engine::chat
 inline constexpr index_t repeated_chunk = 2048, behind_chunk = 256;
 
 /// Reads `tokens`, of which `r` is the record, once more, `chunk` at a time: every part begins
-/// right behind the prompt, with `words` if there are any.
+/// right after the prompt, with `words` if there are any.
 replayed_prompt replay(const engine::decoder& model, const engine::record& r,
                        std::span<const int> tokens, const replay_words& words, index_t chunk);
 

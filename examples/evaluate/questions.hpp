@@ -58,7 +58,7 @@ inline bool answers_all(const contender& c, const engine::decoder& model,
   return true;
 }
 
-/// Most tokens behind the prompt.
+/// Most tokens after the prompt.
 inline index_t tokens_to_come(const ruler_text& text) {
   std::size_t count = 0;
   for (const ruler_ask& ask : text.asks) {

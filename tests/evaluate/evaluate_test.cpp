@@ -283,7 +283,7 @@ TEST_CASE("the error of more future queries is another one, and wants text for t
   CHECK_THROWS_AS(model.run({"--future", "2950"}), evaluate::usage_error);
 }
 
-TEST_CASE("room behind a prompt changes what is decoded, not what is compressed") {
+TEST_CASE("room after a prompt changes what is decoded, not what is compressed") {
   const tiny_model model;
   const auto row = [&](const char* room) {
     const auto csv = model.run({"--policies", "h2o", "--tasks", "error,nll", "--room", room}).csv;

@@ -112,7 +112,7 @@ TEST_CASE("clusters of fold go by what heads' errors weigh, and all slots stay w
   CHECK(slots == 80);
 }
 
-TEST_CASE("errors of heads are those of attention behind the prompt, head by head") {
+TEST_CASE("errors of heads are those of attention after the prompt, head by head") {
   const tiny_text text(400);
   const auto& model = text.model;
   const std::vector<evaluate::named_policy> policies = {evaluate::detail::parse_policy("h2o")};

@@ -200,7 +200,7 @@ TEST_CASE("facts that take more than two thirds of the prompt are none") {
   CHECK_FALSE(evaluate::draw_ruler(o, tokenizer(), prose(), evaluate::ruler_tasks.size() - 1, 0));
 }
 
-TEST_CASE("chains are of eight letters, and go on behind the prompt") {
+TEST_CASE("chains are of eight letters, and go on after the prompt") {
   const auto letters = evaluate::letters_of(tokenizer());
   CHECK(std::set<int>(letters.begin(), letters.end()).size() == 8);
   for (const int letter : letters) {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """python -m kvmeld_torch.compare: kvmeld's policies and kvpress's presses on the same prompts.
 
-One row for each method and budget: the relative error of the attention's outputs over the 64 tokens behind a prompt,
+One row for each method and budget: the relative error of the attention's outputs over the 64 tokens after a prompt,
 their nll, needles answered (facts in the prompt, the question after its compression), bytes held at the prompt's end
 by all ranks, and of slots and state by the rank that has most, the prompt's time over the full cache's, tokens decoded
 a second. Methods read the tokens behind one by one. Under torchrun each rank has some of the model's heads; presses

@@ -16,7 +16,7 @@ from . import ranks
 from .cache import Cache
 from .second_reading import replay
 
-BEHIND = 64  # tokens behind a prompt that are read with the compressed cache
+BEHIND = 64  # tokens after a prompt that are read with the compressed cache
 
 
 @dataclass

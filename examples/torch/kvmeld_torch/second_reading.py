@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""KVzip's second reading (arXiv 2505.23416): behind a prompt the model reads it once more.
+"""KVzip's second reading (arXiv 2505.23416): after a prompt the model reads it once more.
 
 What the queries of that look up stays.
 """
@@ -19,7 +19,7 @@ _BEFORE = 8  # tokens before a later chunk, by which its words name it
 
 
 def parts(prompt: Tensor, encode: Callable[[str], list[int]], end: str) -> list[Tensor]:
-    """What is read behind a prompt [tokens]: for each chunk of it KVzip's words, and the chunk."""
+    """What is read after a prompt [tokens]: for each chunk of it KVzip's words, and the chunk."""
     chunks = prompt.split(CHUNK)
     whole = encode("\n\nRepeat the previous context exactly.")
     part = encode("\n\nRepeat the part of the previous context exactly, starting with")

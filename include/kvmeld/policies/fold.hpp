@@ -43,7 +43,7 @@ struct fold {
   index_t clusters = 0;       ///< by scores: slots of a head for all that is merged; 0: by share
   index_t prompt_recent = 8;  ///< by scores: latest tokens of a prompt that stay unmerged
   float score_share = 0.7F;   ///< by scores: of the slots beside sinks and these, for pins
-  /// The same two where what comes behind a prompt has slots of its own (`sharing` with room):
+  /// The same two where what comes after a prompt has slots of its own (`sharing` with room):
   /// latest tokens and clusters need not make way for it.
   index_t room_recent = 2;
   float room_share = 0.85F;
@@ -84,7 +84,7 @@ struct fold {
   /// This policy for a model whose heads share `slots` each on average, with pins by scores: every
   /// head has the sinks, the latest and as many clusters as the others, and `global_budgets` (or a
   /// `budget_profile`) says how many pins beside these `slots_beside_pins`. `room`: slots that a
-  /// head has beside those for what comes behind the prompt; from `recent` on the prompt is
+  /// head has beside those for what comes after the prompt; from `recent` on the prompt is
   /// compressed with `room_recent` and `room_share`. Refused: fewer slots than the protected tokens
   /// and two more, a room below 0.
   fold sharing(index_t slots, index_t room = 0) const {

@@ -16,7 +16,7 @@ namespace kvmeld::inline v0 {
 ///           all layers, which is `global_budgets` of column 0
 ///   match   none: the others are evicted
 /// Prompt only. The second reading is the engine's: it appends "Repeat the previous context" and
-/// the prompt, as a whole or in chunks, behind the prompt's cache, and observes the queries of what
+/// the prompt, as a whole or in chunks, after the prompt's cache, and observes the queries of what
 /// it has appended, which see the prompt and their own part; then it takes the slots away again
 /// (`head.restore`, `head_state::truncate`). Without one the prompt's own queries are what counts.
 /// The authors' code takes chunks of 2048 tokens, and normalises over the sinks, the chunk of the

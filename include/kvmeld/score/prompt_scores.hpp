@@ -16,7 +16,7 @@
 namespace kvmeld::inline v0 {
 namespace score {
 
-/// A second reading's query is the prompt's own, moved behind the prompt: content repeats, rotation
+/// A second reading's query is the prompt's own, moved after the prompt: content repeats, rotation
 /// does not. Query `i` of `n` goes to position `t_i = N + horizon · i / n`, `N` tokens seen so far:
 ///
 ///     a_gij = scale · R(q_gi, t_i − position_i) · k_j + β_j                    over all slots j
@@ -68,7 +68,7 @@ void lookahead_max(const Head& head, const query_view<Query>& queries, index_t h
 }  // namespace score
 
 struct prompt_score_options {
-  /// Queries are moved so many positions behind the prompt at most, evenly: about where a question
+  /// Queries are moved so many positions after the prompt at most, evenly: about where a question
   /// will stand.
   index_t horizon = 64;
   bool leverage = true;      ///< times the leverage of the un-rotated key, over its mean

@@ -107,7 +107,7 @@ class scores_twin {
     return true;
   }
 
-  /// Compressed on `count` reference queries behind the prompt: the same pins. `tolerance`: of all
+  /// Compressed on `count` reference queries after the prompt: the same pins. `tolerance`: of all
   /// else; below 0 it is not compared.
   template <class Budgets>
   void check_compress(Budgets& budgets, index_t count, double tolerance) {

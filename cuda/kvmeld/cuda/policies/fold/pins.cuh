@@ -93,7 +93,7 @@ scored_pins pin_by_scores(const fold_rule& rule, const cache_view<Scalar>& cache
 
 /// Which slots keep their bytes in a plan of fold's: the protected, and of those that hold one
 /// token the highest leverage above `least`, up to their share; or those that are pinned by score,
-/// and of what came behind the prompt the highest leverage. For `select`.
+/// and of what came after the prompt the highest leverage. For `select`.
 struct pin_rule {
   static constexpr bool evicts = true;
   fold_rule fold;

@@ -145,7 +145,7 @@ struct keep_scores {
 };
 
 /// `kvmeld::prompt_scores` of all heads into their column, by a prompt's own queries, all of them:
-/// each is moved behind the prompt, and a slot has the largest probability that any gives it beside
+/// each is moved after the prompt, and a slot has the largest probability that any gives it beside
 /// what the query found in its own reading. Moved queries are rounded to the cache's scalar, as
 /// those of a second reading would be. Ten launches and one a query head of the group; one more
 /// for each pass over columns that is split.

@@ -85,7 +85,7 @@ struct fold_rule {
   group_combine combine = group_combine::sum;
   kvmeld::detail::fold_pins pins = {};
   bool by_scores = false;
-  index_t score_horizon = 64;  ///< positions behind the prompt that its queries are moved to
+  index_t score_horizon = 64;  ///< positions after the prompt that its queries are moved to
   float evicted = 0;           ///< by scores: share of a prompt's slots beside the pins
   float leverage_ridge = 1;
   index_t queries = 16, stride = 4, period = 0;
