@@ -23,11 +23,6 @@ inline constexpr index_t tile_slots = 128;
 /// the rows that are prefetched meanwhile.
 inline constexpr index_t near_floats = detail::row_floats, converted_floats = 2048;
 inline constexpr index_t swept_floats = 16384;
-/// What a vector of any machine divides.
-inline constexpr index_t whole_vectors = 16;
-inline index_t padded(index_t count) {
-  return (count + whole_vectors - 1) / whole_vectors * whole_vectors;
-}
 /// Query heads per sweep; a larger group sweeps again.
 inline constexpr index_t sweep_group = 16;
 

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "kvmeld/detail/product.hpp"
-#include "kvmeld/memory/tile.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/softmax.hpp"
+#include "kvmeld/score/tile_products.hpp"
 
 namespace kvmeld::inline v0 {
 namespace score {
@@ -109,10 +109,7 @@ class query_blocks {
   row_map row_of(index_t r, index_t slots) { return {&logits_(r, 0), padded(slots)}; }
 
  private:
-  static constexpr index_t slots_at_once = 512, whole_vectors = 16;
-  static index_t padded(index_t slots) {
-    return (slots + whole_vectors - 1) / whole_vectors * whole_vectors;
-  }
+  static constexpr index_t slots_at_once = 512;
 
   const Head& head_;
   const query_view<Query>& queries_;

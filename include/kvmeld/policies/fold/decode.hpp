@@ -40,10 +40,10 @@ struct fold_decode {
     // Types that depend on the head's: what is made of them is compiled where it is used.
     const auto n = head.length(), dim = head.dim(), count = memory.count() * head.group();
     const auto size = as_size(n), d = as_size(dim), q = as_size(count);
-    detail::arena scratch(work.numbers,
-                          2 * size + 2 * q + (q + 1) * d +
-                              std::max(some_queries * (size + padding) + tile_slots * d,
-                                       2 * search::ward_slots::floats(n, dim)));
+    detail::arena scratch(
+        work.numbers, 2 * size + 2 * q + (q + 1) * d +
+                          std::max(some_queries * (size + score::whole_vectors) + tile_slots * d,
+                                   2 * search::ward_slots::floats(n, dim)));
     auto sum = scratch.column(n), cost = scratch.column(n), log_sum_exp = scratch.column(count),
          logit = scratch.column(count), key = scratch.column(dim);
     auto foreseen = scratch.rows(count, dim);
@@ -105,7 +105,7 @@ struct fold_decode {
   }
 
  private:
-  static constexpr index_t some_queries = 32, tile_slots = 128, padding = 16, evicted = -1;
+  static constexpr index_t some_queries = 32, tile_slots = 128, evicted = -1;
   static constexpr float infinity = std::numeric_limits<float>::infinity();
 
   /// A logit that is no finite number is that of a slot without mass.
@@ -135,7 +135,7 @@ struct fold_decode {
   static void measure(const kv_head auto& head, const Eigen::Map<dense::matrix>& queries,
                       detail::arena scratch, Eigen::Map<dense::vector>& sum,
                       Eigen::Map<dense::vector>& log_sum_exp) {
-    const auto n = head.length(), width = (n + padding - 1) / padding * padding;
+    const auto n = head.length(), width = score::padded(n);
     auto logits = scratch.rows(some_queries, width);
     float* const buffer = scratch.rows(tile_slots, head.dim()).data();
     sum.setZero();
