@@ -59,6 +59,17 @@ TEST_CASE("attention_spec: what cannot be is refused by name", "[attention_spec]
   for (const float x : {-1.0F, INFINITY, std::numeric_limits<float>::quiet_NaN()}) {
     refuses(invalid, "a finite scale above 0", [&](auto& s) { s.scale = x; });
   }
+  for (const float x : {-1.0F, INFINITY, std::numeric_limits<float>::quiet_NaN()}) {
+    refuses(invalid, "a finite soft_cap above 0", [&](auto& s) { s.soft_cap = x; });
+  }
+  refuses(invalid, "sink_logits [6] or none, got 3", [](auto& s) { s.sink_logits = {0, 0, 0}; });
+  refuses(invalid, "alibi_slopes [6] or none, got 7",
+          [](auto& s) { s.alibi_slopes = {1, 1, 1, 1, 1, 1, 1}; });
+  refuses(invalid, "finite sink_logits, got inf",
+          [](auto& s) { s.sink_logits = {0, 0, 0, 0, 0, INFINITY}; });
+  refuses(invalid, "finite alibi_slopes, got nan", [](auto& s) {
+    s.alibi_slopes = {1, 1, std::numeric_limits<float>::quiet_NaN(), 1, 1, 1};
+  });
   refuses(invalid, "at most 16 rotated dimensions, got 18",
           [](auto& s) { s.rope = rotary::halves(100).dims(18); });
 }
@@ -67,9 +78,6 @@ TEST_CASE("attention_spec: what is not carried out is refused by name",
           "[attention_spec][errors]") {
   const auto unsupported = kvmeld::errc::unsupported;
   refuses(unsupported, "no value_dim other than key_dim", [](auto& s) { s.value_dim = 8; });
-  refuses(unsupported, "no soft_cap", [](auto& s) { s.soft_cap = 50; });
-  refuses(unsupported, "no sink_logits", [](auto& s) { s.sink_logits = {0, 0, 0, 0, 0, 0}; });
-  refuses(unsupported, "no alibi_slopes", [](auto& s) { s.alibi_slopes = {1, 1, 1, 1, 1, 1}; });
   refuses(unsupported, "no window", [](auto& s) { s.window = 512; });
 }
 

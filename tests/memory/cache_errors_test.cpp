@@ -67,11 +67,6 @@ TEST_CASE("caches that cannot be are refused", "[cache][errors]") {
           [] { kvmeld::cache(spec, {.layers = 0, .capacity = 8}); });
   refuses(invalid, "at least 1 layer and 1 request, got 1 and -1",
           [] { kvmeld::cache(spec, {.requests = -1, .capacity = 8}); });
-  refuses(unsupported, "no soft_cap", [] {
-    auto capped = spec;
-    capped.soft_cap = 50;
-    kvmeld::cache(capped, {.capacity = 8});
-  });
   std::vector<float> k(2 * 8 * 4), v(k), less(63), none;
   std::vector<Eigen::half> halves(k.size());
   const kvmeld::cache_extents extents{.capacity = 8};

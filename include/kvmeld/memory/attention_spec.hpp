@@ -11,10 +11,13 @@ namespace kvmeld::inline v0 {
 
 /// One layer's attention as the model computes it:
 ///
-///     logit = scale · q·k   (with `soft_cap`: cap · tanh(scale · q·k / cap))   + log-mass
+///     logit_s = cap(scale · q·k_s) + slope · (position_s − position) + log-mass_s
+///     p_s = exp(logit_s) / (exp(sink) + Σ exp(logit))     cap(x) = soft_cap · tanh(x / soft_cap)
 ///
-/// Policies ask it and own nothing of the model. A cache checks it when it is made (`checked`), and
-/// refuses by name what this version does not carry out yet.
+/// of a query at `position`; without a cap, slopes and sinks `softmax(scale · q·k + log-mass)`. A
+/// log-sum-exp, wherever one is given or taken, is that of the denominator: the sink is in it.
+/// Policies ask the spec and own nothing of the model. A cache checks it when it is made
+/// (`checked`), and refuses by name what this version does not carry out yet.
 struct attention_spec {
   index_t kv_heads = 0;                  ///< of the layer
   index_t group = 1;                     ///< query heads per KV head (GQA); 1: multi-head attention
@@ -23,8 +26,8 @@ struct attention_spec {
   float scale = 0;                       ///< 0: 1/sqrt(key_dim)
   rotary rope = {};                      ///< none by default
   float soft_cap = 0;                    ///< 0: none
-  std::vector<float> sink_logits = {};   ///< [kv_heads · group], a learned mass that no slot has
-  std::vector<float> alibi_slopes = {};  ///< [kv_heads · group]
+  std::vector<float> sink_logits = {};   ///< [kv_heads · group]; none: no mass beside the slots'
+  std::vector<float> alibi_slopes = {};  ///< [kv_heads · group], as 2^(−8i/n) above 0; none: 0
   index_t window = 0;                    ///< tokens seen, attended and cut; 0: all
   bool check_finite = false;  ///< refuse NaN and Inf in queries, keys and values; costs a pass
 
@@ -52,10 +55,11 @@ struct attention_spec {
     expects(scale >= 0 && std::isfinite(scale),
             "attention_spec: expected a finite scale above 0 (0: 1/sqrt(key_dim)), got ", scale);
     rope.check(key_dim);
+    expects(soft_cap >= 0 && std::isfinite(soft_cap),
+            "attention_spec: expected a finite soft_cap above 0 (0: none), got ", soft_cap);
+    expect_of_heads("sink_logits", sink_logits);
+    expect_of_heads("alibi_slopes", alibi_slopes);
     unsupported_unless(dim_of_values() == key_dim, "value_dim other than key_dim");
-    unsupported_unless(soft_cap == 0, "soft_cap");
-    unsupported_unless(sink_logits.empty(), "sink_logits");
-    unsupported_unless(alibi_slopes.empty(), "alibi_slopes");
     unsupported_unless(window == 0, "window");
     attention_spec s = *this;
     s.value_dim = dim_of_values();
@@ -64,6 +68,14 @@ struct attention_spec {
   }
 
  private:
+  void expect_of_heads(const char* what, const std::vector<float>& numbers) const {
+    expects(numbers.empty() || numbers.size() == as_size(kv_heads, group),
+            "attention_spec: expected ", what, " [", query_heads(), "] or none, got ",
+            numbers.size());
+    for (const float x : numbers) {
+      expects(std::isfinite(x), "attention_spec: expected finite ", what, ", got ", x);
+    }
+  }
   static void unsupported_unless(bool absent, const char* what) {
     expects(errc::unsupported, absent, "attention_spec: expected no ", what,
             " (not carried out by this version), got one");

@@ -96,7 +96,8 @@ class cache_base {
             type_,
             of_layer(keys_, layer, request, k),
             of_layer(values_, layer, request, k),
-            table(h)};
+            table(h),
+            k};
   }
 
   /// Appends tokens at their heads' next positions. `k`, `v` `[tokens, heads, dim]`: of one layer

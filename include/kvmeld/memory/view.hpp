@@ -35,11 +35,14 @@ class head_ref {
   using scalar = any_scalar;
 
   /// `spec`: of the head's layer, checked. It is not copied and must outlive the view.
-  /// `keys`, `values`: of this head alone. A table without pages: rows are strided.
+  /// `keys`, `values`: of this head alone. A table without pages: rows are strided. `kv_head`:
+  /// which of the layer's KV heads this is.
   head_ref(const slot_metadata& slots, index_t capacity, const attention_spec& spec, storage type,
-           const head_rows& keys, const head_rows& values, const page_table& table = {})
+           const head_rows& keys, const head_rows& values, const page_table& table = {},
+           index_t kv_head = 0)
       : slots_(slots),
         spec_(&spec),
+        kv_head_(kv_head),
         capacity_(capacity),
         dim_(spec.key_dim),
         group_(spec.group),
@@ -57,6 +60,11 @@ class head_ref {
   index_t dim() const { return dim_; }
   index_t group() const { return group_; }
   float scale() const { return scale_; }
+  /// Of numbers that the layer has one of for each query head, those of this head: `[group]`. Null:
+  /// the layer has none.
+  const float* of_group(const std::vector<float>& of_query_heads) const {
+    return of_query_heads.empty() ? nullptr : of_query_heads.data() + as_size(kv_head_, group_);
+  }
   bool check_finite() const { return spec_->check_finite; }
   /// What its rows are held as.
   storage type() const { return type_; }
@@ -136,7 +144,7 @@ class head_ref {
 
   slot_metadata slots_;
   const attention_spec* spec_;
-  index_t capacity_, dim_, group_;  // beside `spec_`, for loops that store through bytes
+  index_t kv_head_, capacity_, dim_, group_;  // beside `spec_`, for loops that store through bytes
   float scale_;
   head_rows keys_, values_;
   page_table table_;

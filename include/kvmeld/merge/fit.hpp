@@ -23,12 +23,13 @@ inline float log_ratio(float mass, float alone) {
 }
 
 /// The log-mass that gives every slot, in the mean over the queries, the mass of what it stands
-/// for: `β_r = ln( Σ_q Σ_{i∈r} p_qi / Σ_q exp(scale·q·k_r − Z_q) )`. `keys [slots, dim]`, `mass
-/// [slots]` of the members, `queries [queries, dim]`, `log_sum_exp [queries]` of the full cache.
+/// for: `β_r = ln( Σ_q Σ_{i∈r} p_qi / Σ_q exp(ℓ_qr − Z_q) )`, `ℓ` without log-mass. `keys [slots,
+/// dim]`, `mass [slots]` of the members, `queries [queries, dim]`, `log_sum_exp [queries]` of the
+/// full cache.
 template <dense::stored Keys>
 dense::vector fit_log_mass(const Keys& keys, const dense::stored auto& mass,
                            const dense::stored auto& queries, const dense::stored auto& log_sum_exp,
-                           float scale) {
+                           const dense::logit_rule& rule) {
   dense::vector_of<dense::scalar_of<Keys>> alone(keys.rows());
   alone.setZero();
   constexpr Eigen::Index block = 64;
@@ -36,19 +37,22 @@ dense::vector fit_log_mass(const Keys& keys, const dense::stored auto& mass,
   for (Eigen::Index begin = 0; begin < queries.rows(); begin += block) {
     const Eigen::Index rows = std::min(block, queries.rows() - begin);
     e.resize(rows, keys.rows());
-    dense::set_product_transposed(scale, queries.middleRows(begin, rows), keys, e);
+    dense::set_product_transposed(rule.scale, queries.middleRows(begin, rows), keys, e);
+    rule.cap(e);
     e.colwise() -= log_sum_exp.segment(begin, rows);
     alone += e.array().exp().matrix().colwise().sum().transpose();
   }
   return mass.binaryExpr(alone, &log_ratio);
 }
 
-/// Makes logits `p [queries, slots]` probabilities. Their log-sum-exp `[queries]` comes back.
+/// Makes logits `p [queries, slots]` of the queries from `first` on probabilities. Their
+/// log-sum-exp
+/// `[queries]` comes back.
 template <dense::stored P>
-auto softmax_rows(P& p) {
+auto softmax_rows(const dense::logit_rule& rule, Eigen::Index first, P& p) {
   dense::vector_of<dense::scalar_of<P>> log_sum_exp(p.rows());
   for (Eigen::Index r = 0; r < p.rows(); ++r) {
-    score::softmax<> all;
+    score::softmax<> all = rule.sink(first + r);
     all.take(p.row(r).array());
     p.row(r) /= all.sum;
     log_sum_exp[r] = all.log_sum_exp();
@@ -59,11 +63,10 @@ auto softmax_rows(P& p) {
 /// Softmax attention `[queries, slots]` over slots with log-mass.
 template <dense::stored Queries>
 auto probabilities(const Queries& queries, const dense::stored auto& keys,
-                   const dense::stored auto& log_mass, float scale) {
+                   const dense::stored auto& log_mass, const dense::logit_rule& rule) {
   dense::matrix_of<dense::scalar_of<Queries>> p(queries.rows(), keys.rows());
-  p.rowwise() = log_mass.transpose();
-  dense::add_product_transposed(scale, queries, keys, p);
-  softmax_rows(p);
+  dense::set_logits(rule, queries, keys, log_mass, p);
+  softmax_rows(rule, 0, p);
   return p;
 }
 
@@ -115,7 +118,8 @@ struct fitted_slots {
 struct attention_loss {
   const dense::matrix& queries;  ///< [queries, dim]
   const dense::attention& wanted;
-  float scale = 1, mass_weight = 0.03F;
+  dense::logit_rule rule = 1.0F;
+  float mass_weight = 0.03F;
 
   /// The loss; `gradient` is overwritten. Three products like attention's own, block by block.
   template <std::same_as<fitted_slots> Slots>
@@ -130,14 +134,18 @@ struct attention_loss {
     double loss = 0;
     const matrix &all = queries, &outputs = wanted.output;
     const vector& masses = wanted.log_sum_exp;
-    matrix p, off, d;
+    matrix p, off, d, slope;
     for (Eigen::Index begin = 0; begin < all.rows(); begin += block) {
       const Eigen::Index rows = std::min(block, all.rows() - begin);
       const auto q = all.middleRows(begin, rows), output = outputs.middleRows(begin, rows);
       p.resize(rows, x.key.rows());
-      dense::set_product_transposed(scale, q, x.key, p);
+      dense::set_product_transposed(rule.scale, q, x.key, p);
+      if (rule.soft_cap > 0) {
+        rule.cap(p);
+        slope = 1 - (p.array() / rule.soft_cap).square();
+      }
       p.rowwise() += x.log_mass.transpose();
-      const vector excess = softmax_rows(p) - masses.segment(begin, rows);
+      const vector excess = softmax_rows(rule, begin, p) - masses.segment(begin, rows);
       off = -output;
       dense::add_product(1, p, x.value, off);
       const vector weight = output.rowwise().squaredNorm().array().max(1e-20F).inverse() / count;
@@ -152,7 +160,10 @@ struct attention_loss {
       d.colwise() += 2 * mass_weight / count * excess - mean;
       d.array() *= p.array();  // ∂loss/∂logit
       gradient.log_mass += d.colwise().sum().transpose();
-      dense::add_transposed_product(scale, d, q, gradient.key);
+      if (rule.soft_cap > 0) {
+        d.array() *= slope.array();  // ∂loss/∂(scale · q·k)
+      }
+      dense::add_transposed_product(rule.scale, d, q, gradient.key);
     }
     return loss;
   }

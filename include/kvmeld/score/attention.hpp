@@ -11,6 +11,7 @@
 
 #include "kvmeld/memory/view.hpp"
 #include "kvmeld/score/fused_similarity.hpp"
+#include "kvmeld/score/logit_terms.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/score/tile_products.hpp"
 
@@ -33,7 +34,7 @@ using aligned_block = Eigen::Map<Eigen::Array<float, Eigen::Dynamic, 1>, Eigen::
 }  // namespace score
 
 /// The mass function of all policies but those that share entries: `ℓ_s = scale · q·k_s +
-/// log_mass_s`.
+/// log_mass_s`, where a soft cap has changed the product already.
 struct log_mass_of {
   const float* log_mass;  // by what it reads alone, which stays in registers
   float scale;
@@ -49,7 +50,9 @@ struct log_mass_of {
 ///
 ///     ℓ_s = mass(s, q·k_s)      p = softmax(ℓ)      out = Σ_s p_s v_s
 ///
-/// in one sweep over keys and values, whatever the group; nothing is allocated.
+/// with the model's soft cap, slopes and sinks (`attention_spec`), the queries at the newest
+/// position; in one sweep over keys and values, whatever the group; nothing is allocated.
+/// A mass function that caps logits itself says so: `static constexpr bool caps = true`.
 /// `q`, `out` `[group, dim]`. On request `probabilities` `[group, length]` and `log_sum_exp`
 /// `[group]` of `ℓ`; `comparison`, if it holds a request, is given every tile. Refused: no slots,
 /// null data, spans of another size.
@@ -81,11 +84,15 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
   alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float mass[score::sweep_group][score::tile_slots];
   const float lowest = -std::numeric_limits<float>::infinity();
   const bool compares = comparison != nullptr && comparison->requested();
+  const score::logit_terms terms(head);
 
   for (index_t g0 = 0; g0 < group; g0 += score::sweep_group) {
     const index_t heads = std::min(score::sweep_group, group - g0);
     const float* const queries = q + std::ptrdiff_t{g0} * dim;
     score::softmax<> all[score::sweep_group];
+    for (index_t g = 0; g < heads; ++g) {
+      all[g] = terms.sink(g0 + g);
+    }
     std::fill_n(out + std::ptrdiff_t{g0} * dim, std::ptrdiff_t{heads} * dim, 0.0F);
     for (index_t first = 0; first < n; first += rows) {
       const index_t count = std::min(rows, n - first);
@@ -97,10 +104,17 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
         }
       }
       for (index_t g = 0; g < heads; ++g) {
+        if (terms.caps() && !requires { Mass::caps; }) {
+          std::fill(mass[g] + count, mass[g] + score::padded(count), 0.0F);
+          terms.cap_products(score::aligned_block(mass[g], score::padded(count)));
+        }
         const float* const dots = mass[g];
         float logit[score::tile_slots];
         for (index_t i = 0; i < count; ++i) {
           logit[i] = log_mass(first + i, dots[i]);
+        }
+        for (index_t i = 0; terms.has_slopes() && i < count; ++i) {
+          logit[i] += terms.bias(g0 + g, head.position(first + i), head.next_position() - 1);
         }
         std::copy_n(logit, count, mass[g]);
         if (!probabilities.empty()) {

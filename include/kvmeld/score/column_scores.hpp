@@ -85,10 +85,10 @@ struct column_sums {
   std::span<float> largest = {};  ///< the largest a_ij of all queries and query heads, not combined
 };
 
-/// `a_ij = softmax_j(scale · q_i·k_j + log_mass_j)` over the slots at or before query `i`'s
-/// position; the group's heads combined; summed over queries `i = 0 … n−1` of one KV head, or the
-/// largest of them. Blocked: memory `O(length)`. A query that sees no slot adds nothing.
-/// Refused: an empty head, spans of another size, a decay outside (0, 1].
+/// `a_ij = softmax_j(ℓ_ij)`, the model's logits (`attention_spec`), over the slots at or before
+/// query `i`'s position; the group's heads combined; summed over queries `i = 0 … n−1` of one KV
+/// head, or the largest of them. Blocked: memory `O(length)`. A query that sees no slot adds
+/// nothing. Refused: an empty head, spans of another size, a decay outside (0, 1].
 template <kv_head Head, class Query>
 void column_scores(const Head& head, const query_view<Query>& queries,
                    const column_options& options, const column_sums& out) {
@@ -126,7 +126,7 @@ void column_scores(const Head& head, const query_view<Query>& queries,
     block.multiply(visible);
     for (index_t r = 0; r < rows; ++r) {
       auto mass = block.logits(r, visible, block.position(r));
-      score::softmax<> all;
+      score::softmax<> all = block.sink(r);
       if (options.log_sum_exp.empty()) {
         all.take(mass);
       } else {

@@ -10,6 +10,7 @@
 #include "kvmeld/detail/product.hpp"
 #include "kvmeld/memory/convert.hpp"
 #include "kvmeld/memory/view.hpp"
+#include "kvmeld/score/logit_terms.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/softmax.hpp"
 
@@ -62,10 +63,57 @@ matrix queries(const query_view<T>& q, index_t group, index_t dim) {
   return m;
 }
 
+/// What attention computes of a product of reference queries `[queries, dim]`: `scale · q·k`,
+/// capped, and sinks in the softmax. ALiBi's place is a query's own: policies that fit are refused
+/// with it.
+struct logit_rule {
+  float scale = 1, soft_cap = 0;
+  vector sinks = {};  ///< [queries] or none
+
+  /// A model without other terms.
+  logit_rule(float scale_only) : scale(scale_only) {}
+  /// `count` queries of each of the head's query heads, one head after another.
+  logit_rule(const head_ref& head, Eigen::Index count)
+      : scale(head.scale()), soft_cap(head.spec().soft_cap) {
+    if (const float* const of_group = head.of_group(head.spec().sink_logits)) {
+      sinks = Eigen::Map<const vector>(of_group, head.group())
+                  .replicate(1, count)
+                  .transpose()
+                  .reshaped();
+    }
+  }
+
+  /// Of logits `scale · q·k`, in place.
+  template <class Logits>
+  void cap(Logits&& logits) const {
+    if (soft_cap > 0) {
+      logits.array() = (logits.array() / soft_cap).tanh() * soft_cap;
+    }
+  }
+  /// What the softmax of query `r` begins with.
+  score::softmax<> sink(Eigen::Index r) const {
+    return sinks.size() > 0 ? score::softmax<>{sinks[r], 1} : score::softmax<>{};
+  }
+};
+
+/// `out [queries, slots]`: the logits with log-mass.
+template <class Out>
+void set_logits(const logit_rule& rule, const rowwise auto& queries, const rowwise auto& keys,
+                const auto& log_mass, Out&& out) {
+  if (rule.soft_cap > 0) {
+    set_product_transposed(rule.scale, queries, keys, out);
+    rule.cap(out);
+    out.rowwise() += log_mass.transpose();
+  } else {
+    out.rowwise() = log_mass.transpose();
+    add_product_transposed(rule.scale, queries, keys, out);
+  }
+}
+
 /// The attention of reference queries over slots. They stand for queries to come: each sees every
 /// slot, whatever its own position.
 struct attention {
-  vector log_sum_exp;  ///< [queries] of the logits scale · q·k + log-mass
+  vector log_sum_exp;  ///< [queries] of the logits, a sink's among them
   matrix output;       ///< [queries, dim]
   vector mass;         ///< [slots] probabilities summed over the queries
 };
@@ -73,7 +121,7 @@ struct attention {
 /// Of `queries [queries, dim]` over `keys`, `values [slots, dim]` and `log_mass [slots]`.
 template <rowwise Queries>
 attention attend(const Queries& queries, const rowwise auto& keys, const rowwise auto& values,
-                 const stored auto& log_mass, float scale) {
+                 const stored auto& log_mass, const logit_rule& rule) {
   using rows_by_slots = matrix_of<scalar_of<Queries>>;
   attention of{vector(queries.rows()), matrix(queries.rows(), values.cols()),
                vector::Zero(keys.rows())};
@@ -97,9 +145,8 @@ attention attend(const Queries& queries, const rowwise auto& keys, const rowwise
       }
     };
     each_tile([&](Eigen::Index t, Eigen::Index first, Eigen::Index width, auto part) {
-      part.rowwise() = log_mass.segment(first, width).transpose();
-      add_product_transposed(scale, queries.middleRows(begin, rows), keys.middleRows(first, width),
-                             part);
+      set_logits(rule, queries.middleRows(begin, rows), keys.middleRows(first, width),
+                 log_mass.segment(first, width), part);
       for (Eigen::Index r = 0; r < rows; ++r) {
         auto logit = part.row(r);
         part_of(r, t) = {};
@@ -107,7 +154,7 @@ attention attend(const Queries& queries, const rowwise auto& keys, const rowwise
       }
     });
     for (Eigen::Index r = 0; r < rows; ++r) {  // of exp to probabilities: what a tile's are times
-      score::softmax<> all;
+      score::softmax<> all = rule.sink(begin + r);
       for (Eigen::Index t = 0; t < tiles; ++t) {
         all.merge(part_of(r, t));
       }

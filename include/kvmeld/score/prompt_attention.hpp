@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvmeld/detail/product.hpp"
+#include "kvmeld/score/logit_terms.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/softmax.hpp"
@@ -31,18 +32,18 @@ void multiply_keys(const kv_head auto& head, const Q& q, index_t at_once, float*
 }
 
 /// Blocks of a prompt's queries over a head's slots. A block has a row for each query head of each
-/// query, those of one query together; logits `scale · q·k + log-mass` become their exp in place.
+/// query, those of one query together; logits (`attention_spec`) become their exp in place.
 /// Rows are padded with −∞ to whole vectors, so that no number's bits depend on where it stands.
 template <kv_head Head, class Query>
 class query_blocks {
  public:
   static constexpr float lowest = -std::numeric_limits<float>::infinity();
-  static constexpr index_t everywhere = std::numeric_limits<index_t>::max();
   using row_map = Eigen::Map<Eigen::ArrayXf>;
 
   query_blocks(const Head& head, const query_view<Query>& queries)
       : head_(head),
         queries_(queries),
+        terms_(head),
         queries_at_once_(std::max(index_t{1}, 64 / head.group())),
         q_(queries_at_once_ * head.group(), head.dim()),
         logits_(q_.rows(), padded(head.length())),
@@ -90,22 +91,31 @@ class query_blocks {
   }
   auto products(index_t slots) { return logits_.block(0, 0, rows(), slots); }
 
-  /// Makes the products of row `r` logits, −∞ behind `position`. `[slots, padded]`.
+  /// Makes the products of row `r` the logits of a query at `position`, which sees no slot behind
+  /// it. `[slots, padded]`.
   row_map logits(index_t r, index_t slots, index_t position) {
     float* const logit = &logits_(r, 0);
+    if (terms_.caps()) {
+      std::fill(logit + slots, logit + padded(slots), 0.0F);
+      terms_.cap_products(row_of(r, slots).array());
+    }
     for (index_t s = 0; s < slots; ++s) {
       const float l = head_.scale() * logit[s] + head_.log_mass(s);
       logit[s] = head_.position(s) <= position ? l : lowest;
     }
+    for (index_t s = 0; terms_.has_slopes() && s < slots; ++s) {
+      logit[s] += terms_.bias(r % head_.group(), head_.position(s), position);
+    }
     std::fill(logit + slots, logit + padded(slots), lowest);
     return row_of(r, slots);
   }
-  /// ... and their exp below the largest.
-  softmax<> exponentials(index_t r, index_t slots, index_t position) {
-    softmax<> all;
+  /// ... and their exp below the largest of these and of the logits in `all`.
+  softmax<> exponentials(index_t r, index_t slots, index_t position, softmax<> all = {}) {
     all.take(logits(r, slots, position));
     return all;
   }
+  /// What the softmax of row `r` begins with.
+  softmax<> sink(index_t r) const { return terms_.sink(r % head_.group()); }
   row_map row_of(index_t r, index_t slots) { return {&logits_(r, 0), padded(slots)}; }
 
  private:
@@ -113,6 +123,7 @@ class query_blocks {
 
   const Head& head_;
   const query_view<Query>& queries_;
+  logit_terms terms_;
   index_t queries_at_once_, first_ = 0, count_ = 0;
   dense::matrix_of<float> q_, logits_;
   std::vector<float> buffer_;
@@ -136,7 +147,7 @@ void for_each_query(const Head& head, const query_view<Query>& queries, group_co
       }
       auto combined = block.row_of(first, slots);
       for (index_t r = first; visible > 0 && r < first + group; ++r) {
-        const softmax<> all = block.exponentials(r, slots, position);
+        const softmax<> all = block.exponentials(r, slots, position, block.sink(r));
         auto mass = block.row_of(r, slots);
         mass /= all.sum;
         if (r > first) {

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <Eigen/Core>
-#include <cstdint>  // std::int64_t
+#include <algorithm>  // std::min
+#include <cstdint>    // std::int64_t
+#include <limits>     // std::numeric_limits
 #include <span>
 #include <vector>
 
@@ -24,8 +26,9 @@ namespace score {
 ///     s_j   = ‖v_j‖ · mean_g max_i exp(a_gij − Z_gi)                            into `out
 ///     [length]`
 ///
-/// The second sum is the row's own log-sum-exp `[group, queries]` of the prompt's causal attention:
-/// `log_sum_exp`, where the prefill has it; computed if empty. All queries count: a fact is looked
+/// with the model's other terms (`attention_spec`). The second sum is the row's own log-sum-exp
+/// `[group, queries]` of the prompt's causal attention, a sink in it: `log_sum_exp`, where the
+/// prefill has it; computed if empty. All queries count: a fact is looked
 /// up by the one token before it. Blocked: memory `O(length)`.
 template <kv_head Head, class Query>
 void lookahead_max(const Head& head, const query_view<Query>& queries, index_t horizon,
@@ -35,22 +38,27 @@ void lookahead_max(const Head& head, const query_view<Query>& queries, index_t h
   dense::matrix_of<float> best = dense::matrix_of<float>::Zero(group, block.columns());
   Eigen::ArrayXf own(block.most_rows());  // of each row, its first reading's log-sum-exp
   rotation turn(head.spec().rope, head.dim());
+  const auto moved_to = [&](index_t r) {
+    const std::int64_t to = head.next_position() + std::int64_t{horizon} * block.query(r) / count;
+    return static_cast<index_t>(std::min<std::int64_t>(to, std::numeric_limits<index_t>::max()));
+  };
   block.each([&] {
     const index_t visible = log_sum_exp.empty() ? block.visible() : 0;
     block.multiply(visible);
     for (index_t r = 0; r < block.rows(); ++r) {
-      own[r] = visible > 0 ? block.exponentials(r, visible, block.position(r)).log_sum_exp()
-               : log_sum_exp.empty() ? softmax<>::nothing
-                                     : log_sum_exp[block.place(r)];
+      softmax<> seen = block.sink(r);
+      if (visible > 0) {
+        seen = block.exponentials(r, visible, block.position(r), seen);
+      }
+      own[r] = log_sum_exp.empty() ? seen.log_sum_exp() : log_sum_exp[block.place(r)];
       if (r % group == 0) {
-        const auto ahead = static_cast<index_t>(std::int64_t{horizon} * block.query(r) / count);
-        turn.by(1.0 * head.next_position() + ahead - block.position(r));
+        turn.by(1.0 * moved_to(r) - block.position(r));
       }
       turn(block.q(r));
     }
     block.multiply(n);
     for (index_t r = 0; r < block.rows(); ++r) {
-      const softmax<> moved = block.exponentials(r, n, block.everywhere);
+      const softmax<> moved = block.exponentials(r, n, moved_to(r));
       softmax<> both = moved;
       both.merge({own[r], 1});
       if (moved.max != moved.nothing) {

@@ -23,11 +23,14 @@ float ems_slope(const kv_head auto& head, const ems_table<State>& table, index_t
   return norm > 0 ? head.scale() * dot / norm : 0.0F;
 }
 
-/// ln Σ_t exp(slope · ‖k_t‖) over the tokens of entry `s`.
+/// ln Σ_t exp(cap(slope · ‖k_t‖)) over the tokens of entry `s`.
 template <class State>
-float ems_log_sum(const ems_table<State>& table, index_t s, float slope) {
+float ems_log_sum(const ems_table<State>& table, const score::logit_terms& terms, index_t s,
+                  float slope) {
   score::softmax<> all;
-  table.each(s, [&](index_t token) { all.add(slope * table.at(ems_table<State>::norm, token)); });
+  table.each(s, [&](index_t token) {
+    all.add(terms.cap(slope * table.at(ems_table<State>::norm, token)));
+  });
   return all.log_sum_exp();
 }
 
@@ -35,12 +38,14 @@ float ems_log_sum(const ems_table<State>& table, index_t s, float slope) {
 /// tokens' probabilities.
 template <kv_head Head>
 struct ems_mass {
+  static constexpr bool caps = true;  // each token's own logit
   Head head;
   ems_table<const head_state> table;
+  score::logit_terms terms = score::logit_terms(head);
 
   float operator()(index_t s, float dot) const {
-    return table.shared(s) ? ems_log_sum(table, s, ems_slope(head, table, s, dot))
-                           : head.scale() * dot + head.log_mass(s);
+    return table.shared(s) ? ems_log_sum(table, terms, s, ems_slope(head, table, s, dot))
+                           : terms.cap(head.scale() * dot) + head.log_mass(s);
   }
 };
 
@@ -51,6 +56,7 @@ template <class Take>
 void each_token_attention(const kv_head auto& head, const ems_table<head_state>& table,
                           const observation& observed, group_combine how, Take take) {
   const index_t n = head.length(), group = head.group();
+  const score::logit_terms terms(head);
   const auto slope = table.scratch().data(), log_sum = slope + group;
   for (index_t s = 0; s < n; ++s) {
     if (!table.shared(s)) {
@@ -60,14 +66,14 @@ void each_token_attention(const kv_head auto& head, const ems_table<head_state>&
     for (index_t g = 0; g < group; ++g) {
       const row<const float> query{observed.query + std::ptrdiff_t{g} * head.dim()};
       slope[g] = ems_slope(head, table, s, score::dot(query, head.key(s), head.dim()));
-      log_sum[g] = ems_log_sum(table, s, slope[g]);
+      log_sum[g] = ems_log_sum(table, terms, s, slope[g]);
     }
     table.each(s, [&](index_t token) {
       const float norm = table.at(ems_table<head_state>::norm, token);
       float attention = 0;
       for (index_t g = 0; g < group; ++g) {
         const float entry = observed.probabilities[as_size(g) * as_size(n) + as_size(s)];
-        const float own = entry * std::exp(slope[g] * norm - log_sum[g]);
+        const float own = entry * std::exp(terms.cap(slope[g] * norm) - log_sum[g]);
         attention = how == group_combine::max ? std::max(attention, own) : attention + own;
       }
       take(token, how == group_combine::mean ? attention / static_cast<float>(group) : attention);
@@ -99,7 +105,7 @@ void each_token_attention(const kv_head auto& head, const head_state& state,
                         : -std::numeric_limits<float>::infinity();
       }
       Eigen::Map<Eigen::ArrayXf> of_query(logits.data(), head.length());
-      score::softmax<> all;
+      score::softmax<> all = mass.terms.sink(static_cast<index_t>(g));
       all.take(of_query);
       of_query /= all.sum > 0 ? all.sum : 1.0F;  // a query that sees nothing adds nothing
     }

@@ -138,6 +138,8 @@ struct fold_decode {
     const auto n = head.length(), width = score::padded(n);
     auto logits = scratch.rows(some_queries, width);
     float* const buffer = scratch.rows(tile_slots, head.dim()).data();
+    const score::logit_terms terms(head);
+    const Eigen::Index each = std::max<Eigen::Index>(queries.rows() / head.group(), 1);
     sum.setZero();
     for (Eigen::Index first = 0; first < queries.rows(); first += some_queries) {
       const Eigen::Index rows = std::min<Eigen::Index>(some_queries, queries.rows() - first);
@@ -145,11 +147,15 @@ struct fold_decode {
                            logits.topLeftCorner(rows, n));
       for (Eigen::Index r = 0; r < rows; ++r) {
         auto logit = logits.row(r).array();
+        if (terms.caps()) {
+          logit.tail(width - n).setZero();
+          terms.cap_products(logit);
+        }
         for (index_t s = 0; s < n; ++s) {
           logit[s] = of_number(head.scale() * logit[s] + head.log_mass(s));
         }
         logit.tail(width - n).setConstant(-infinity);
-        score::softmax<> all;
+        score::softmax<> all = terms.sink(static_cast<index_t>((first + r) / each));
         all.take(logit);
         if (all.sum > 0) {
           sum += logits.row(r).head(n).transpose() / all.sum;
@@ -175,6 +181,7 @@ struct fold_decode {
                     MassOf mass, const dense::stored auto& sum, dense::stored auto& key,
                     dense::stored auto& logit, slot_scratch& work, merge_plan& out) {
     const index_t n = head.length(), dim = head.dim();
+    const score::logit_terms terms(head);
     const auto& into = work.row_of;
     const auto destination = [&](index_t s) { return into[as_size(s)]; };
     auto& is_removed = work.marks;
@@ -223,7 +230,11 @@ struct fold_decode {
       float alone = 1;
       if (on.queries.rows() > 0) {
         logit.noalias() = on.queries * key;
-        logit = (head.scale() * logit - on.log_sum_exp).array().exp();
+        logit *= head.scale();
+        for (Eigen::Index i = 0; terms.caps() && i < logit.size(); ++i) {
+          logit[i] = terms.cap(logit[i]);
+        }
+        logit = (logit - on.log_sum_exp).array().exp();
         alone = std::isnan(logit.sum()) ? true_mass : logit.sum();
       }
       out.end_row(merge::log_ratio(true_mass, alone));

@@ -27,16 +27,16 @@ double log_sum(std::size_t n, F f) {
   return all.log_sum_exp();
 }
 
-/// Calls `take(first, S, count)` for block after block of slots with `S_s = ln mean_g exp(scale ·
-/// q_g·k_s)` (log-mass not in it) of a decode step. From its probabilities, `p exp(lse)`; where
+/// Calls `take(first, S, count)` for block after block of slots with `S_s = ln mean_g exp(cap(scale
+/// · q_g·k_s))` (log-mass not in it) of a decode step. From its probabilities, `p exp(lse)`; where
 /// these have underflown, from the query. O(group · length), nothing allocated.
 /// `Array`: a parameter, so that it is compiled where it is used.
 template <class Array = dense::array, class Take>
 void each_log_score(const kv_head auto& head, const observation& observed, Take take) {
   const index_t n = head.length(), group = head.group();
-  const auto logit = [&](index_t g, index_t s) {
+  const auto logit = [&, terms = score::logit_terms(head)](index_t g, index_t s) {
     const row<const float> q{observed.query + std::ptrdiff_t{g} * head.dim()};
-    return head.scale() * score::dot(head.key(s), q, head.dim());
+    return terms.cap(head.scale() * score::dot(head.key(s), q, head.dim()));
   };
   const float heads = std::log(static_cast<float>(group));
   const float top = *std::ranges::max_element(observed.log_sum_exp);
@@ -81,11 +81,13 @@ void each_log_score(const kv_head auto& head, const query_view<T>& q, Take take)
               .template cast<float>();
     }
   }
+  const dense::logit_rule rule(head, q.count);
   static_assert(max_tile_slots <= dense::array_size);
   dense::matrix logit = dense::matrix::Zero(queries.rows(), dense::array_size);
   each_tile_of_keys(head, [&](index_t first, const tile& keys) {
     const auto count = static_cast<index_t>(keys.rows());
-    dense::set_product_transposed(head.scale(), queries, keys, logit.leftCols(count));
+    dense::set_product_transposed(rule.scale, queries, keys, logit.leftCols(count));
+    rule.cap(logit.leftCols(count));
     for (index_t i = 0; i < q.count; ++i) {
       const auto of = [&](index_t g) {
         return Eigen::Map<const Array>(&logit(Eigen::Index{i} * group + g, 0));

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+/// What a model's logits are beside `scale · q·k + log-mass`: a soft cap, ALiBi, a sink.
+#pragma once
+
+#include <Eigen/Core>
+#include <cmath>  // std::tanh
+
+#include "kvmeld/memory/view.hpp"
+#include "kvmeld/score/softmax.hpp"
+
+namespace kvmeld::inline v0 {
+namespace score {
+
+/// Of the query heads `g` of one KV head. A model without these terms leaves every number as it is.
+class logit_terms {
+ public:
+  explicit logit_terms(const head_ref& head)
+      : scale_(head.scale()),
+        soft_cap_(head.spec().soft_cap),
+        sinks_(head.of_group(head.spec().sink_logits)),
+        slopes_(head.of_group(head.spec().alibi_slopes)) {}
+
+  bool caps() const { return soft_cap_ > 0; }
+  bool has_slopes() const { return slopes_ != nullptr; }
+
+  /// `cap · tanh(logit / cap)` (Gemma 2; Bello et al. 2016, arXiv 1611.09940).
+  float cap(float logit) const { return caps() ? soft_cap_ * std::tanh(logit / soft_cap_) : logit; }
+  /// The same of products, in place: `scale` times the new one is the capped logit. Whole vectors,
+  /// so that no number's bits depend on where it stands.
+  template <class Products>
+  void cap_products(Products&& dots) const {
+    dots = (dots * (scale_ / soft_cap_)).tanh() * (soft_cap_ / scale_);
+  }
+  /// ALiBi (Press et al. 2022, arXiv 2108.12409): what a slot's place adds to a logit.
+  float bias(index_t g, index_t slot_position, index_t query_position) const {
+    return slopes_[g] * static_cast<float>(slot_position - query_position);
+  }
+  /// What a softmax begins with: the mass that no slot has (gpt-oss), or nothing.
+  softmax<> sink(index_t g) const {
+    softmax<> all;
+    if (sinks_ != nullptr) {
+      all = {sinks_[g], 1};
+    }
+    return all;
+  }
+
+ private:
+  float scale_, soft_cap_;
+  const float *sinks_, *slopes_;  // [group], or null
+};
+
+}  // namespace score
+}  // namespace kvmeld::inline v0
