@@ -78,6 +78,15 @@ struct ends_compress : least {
 struct masses : least {
   float mass = 1;
 };
+struct supports_by : least {
+  kvmeld::attention_support supports(index_t) const { return {}; }
+};
+struct supports_what : least {
+  static constexpr bool supports = true;
+};
+struct supports_little : least {
+  static constexpr kvmeld::attention_support supports{.sinks = false};
+};
 struct closed final : least {};
 
 static_assert(misdeclared<least>() == nullptr);
@@ -99,6 +108,9 @@ static_assert(misdeclared<predicts>() == &hook::predict_victim);
 static_assert(misdeclared<updates>() == &hook::update_memory);
 static_assert(misdeclared<ends_compress>() == &hook::after_compress);
 static_assert(misdeclared<masses>() == &hook::mass);
+static_assert(misdeclared<supports_by>() == &hook::supports);
+static_assert(misdeclared<supports_what>() == &hook::supports);
+static_assert(misdeclared<supports_little>() == nullptr);
 static_assert(misdeclared<kvmeld::any_policy>() == nullptr);
 
 }  // namespace

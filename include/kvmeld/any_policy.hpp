@@ -81,6 +81,9 @@ class basic_any_policy {
   bool supports_decode() const {
     return visit([](const auto& p) { return traits::supports_decode(p); });
   }
+  attention_support supports() const {
+    return visit([](const auto& p) { return traits::supports(p); });
+  }
   bool uses_attention() const {
     return visit([](const auto& p) { return traits::uses_attention(p); });
   }

@@ -32,8 +32,8 @@ class compressor : private detail::request_calls<P> {
  public:
   /// One policy and budget for all heads. `given`: what an engine with its own attention will hand
   /// to `observe`; left out, `step` computes attention. The cache must outlive the compressor.
-  /// Refused: budgets that a policy cannot hold or the capacity has no room for, a policy that
-  /// needs what is not given, shared budgets of a policy without scores.
+  /// Refused: budgets that a policy cannot hold or the capacity has no room for, a policy without
+  /// what it needs or scores to share by, or for other attention than a layer's (`unsupported`).
   template <kv_cache Cache>
   compressor(Cache& kv, P p, const budget& b, const observation_needs& given = {true, true, true})
       : compressor(kv, std::span<const P>(&p, 1), std::span<const budget>(&b, 1), given) {}

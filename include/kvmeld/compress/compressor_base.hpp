@@ -85,7 +85,7 @@ class compressor_base {
       const P p = of(policies, i);
       traits::validate(p);
       policies_.push_back(b.is_shared ? for_shared(p, b.slots, b.slack) : p);
-      check_head(policies_.back(), b, given);
+      check_head(policies_.back(), b, given, kv_.head(kv_.of_request(0, i)).spec());
     }
     heads_.reserve(as_size(kv_.heads()));
     for (index_t h = 0; h < kv_.heads(); ++h) {
@@ -170,7 +170,9 @@ class compressor_base {
     expect("query", needs.query, given.query);
   }
 
-  void check_head(const P& p, const budget& b, const observation_needs& given) const {
+  void check_head(const P& p, const budget& b, const observation_needs& given,
+                  const attention_spec& spec) const {
+    expect_attention("compressor: ", p, spec);
     const index_t capacity = kv_.head(0).capacity();
     check(p, {b.slots, b.trigger}, capacity);
     if (!traits::evicts(p)) {

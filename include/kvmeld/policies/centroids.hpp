@@ -26,6 +26,7 @@ struct centroids {
   index_t rounds = 10;  ///< Lloyd's
 
   static constexpr std::string_view name() { return "centroids"; }
+  static constexpr attention_support supports{.alibi = false};
   static void parameters(auto& p, auto f) {
     f("sinks", p.sinks), f("window", p.window), f("rounds", p.rounds);
   }

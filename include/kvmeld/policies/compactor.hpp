@@ -28,6 +28,8 @@ struct compactor {
   float blend = -1;     ///< of leverage; negative: the share of slots that are evicted
 
   static constexpr std::string_view name() { return "compactor"; }
+  static constexpr attention_support supports{.alibi = false,
+                                              .why = "it attends within chunks without positions"};
   static void parameters(auto& p, auto f) {
     f("sinks", p.sinks), f("window", p.window), f("chunk", p.chunk), f("blend", p.blend);
   }

@@ -40,6 +40,7 @@ struct d2o {
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "d2o"; }
+  static constexpr attention_support supports{.alibi = false};
   static void parameters(auto& p, auto f) {
     f("recent", p.recent), f("sinks", p.sinks), f("beta", p.beta);
   }

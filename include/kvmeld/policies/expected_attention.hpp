@@ -27,6 +27,8 @@ struct expected_attention {
   index_t future = 512;  ///< positions to come
 
   static constexpr std::string_view name() { return "expected_attention"; }
+  static constexpr attention_support supports{
+      .soft_cap = false, .alibi = false, .why = "its estimate is of plain logits"};
   static void parameters(auto& p, auto f) {
     f("sinks", p.sinks), f("window", p.window), f("future", p.future);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /// What runs a policy over a head: its members, or defaults for those that it omits; its plan,
-/// carried out; the budgets that it can hold.
+/// carried out.
 #pragma once
 
 #include <algorithm>  // std::min
@@ -267,24 +267,6 @@ budget budget_within(const P& p, index_t slots) {
   const index_t free = std::min(traits::eviction_batch(p, slots), slots - traits::min_budget(p));
   const index_t target = std::max(slots - std::max(free, index_t{0}), index_t{1});
   return {target, budget{slots}.trigger_length()};
-}
-
-/// Throws unless `p` can hold a head of this capacity within `b`.
-template <policy P>
-void check(const P& p, const budget& b, index_t capacity) {
-  traits::validate(p);
-  if (!traits::evicts(p)) {
-    return;
-  }
-  expects(b.slots > 0, p.name(), ": expected a budget of at least 1 slot, got ", b.slots);
-  if (!traits::accepts(p, b.slots)) {
-    expects(false, p.name(), ": expected a budget of at least ", traits::min_budget(p),
-            " slots (protected tokens and one more), got ", b.slots);
-  }
-  expects(b.slots <= capacity, p.name(), ": expected a capacity of at least ", b.slots,
-          " slots (the budget), got ", capacity);
-  expects(b.trigger == 0 || b.trigger > b.slots, p.name(), ": expected a trigger above ", b.slots,
-          " slots (the target), got ", b.trigger);
 }
 
 }  // namespace kvmeld::inline v0

@@ -37,6 +37,9 @@ struct keepkv {
   float epsilon = 1e-6F;    ///< code: added to the mean of s
 
   static constexpr std::string_view name() { return "keepkv"; }
+  attention_support supports() const {
+    return {.alibi = false, .one_memory = variant == mode::code};  // the paper's keys are scaled
+  }
   static void parameters(auto& p, auto f) {
     f("sinks", p.sinks), f("recent", p.recent), f("similarity", p.similarity),
         f("variant", p.variant), f("window", p.window), f("decay", p.decay),

@@ -22,6 +22,7 @@ struct key_diff {
   index_t window = 0;
 
   static constexpr std::string_view name() { return "key_diff"; }
+  static constexpr attention_support supports{};
   static void parameters(auto& p, auto f) { f("sinks", p.sinks), f("window", p.window); }
   /// The token up to which `predict_victim` was called, as bits; the sum of k/‖k‖ then.
   static constexpr std::size_t memory(index_t dim, index_t, index_t) { return 1 + as_size(dim); }

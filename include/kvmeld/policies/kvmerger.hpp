@@ -35,6 +35,7 @@ struct kvmerger {
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "kvmerger"; }
+  attention_support supports() const { return {.alibi = false, .one_memory = !scale_values}; }
   static void parameters(auto& p, auto f) {
     f("joins", p.joins), f("epsilon", p.epsilon), f("recent", p.recent), f("heavy", p.heavy),
         f("sinks", p.sinks), f("sigma", p.sigma), f("scale_values", p.scale_values),

@@ -21,6 +21,17 @@
 #include "kvmeld/search/select.hpp"
 
 namespace kvmeld::inline v0 {
+
+/// What a model's attention may have for a policy to be right.
+struct attention_support {
+  bool soft_cap = true;
+  bool sinks = true;       ///< `sink_logits`
+  bool alibi = true;       ///< `alibi_slopes`
+  bool one_memory = true;  ///< values in the memory of keys, as latent attention keeps them
+  /// Why it does not go with a cap, sinks or slopes.
+  std::string_view why = "it merges slots";
+};
+
 namespace detail {
 
 /// What the members of a policy are called with.
@@ -58,6 +69,14 @@ concept combines_by_value = requires(P& p) {
 template <class P>
 concept combines_by_call = requires(P& p) {
   { p.combine() } -> std::convertible_to<group_combine>;
+};
+template <class P>
+concept supports_by_value = requires {
+  { P::supports } -> std::convertible_to<attention_support>;
+};
+template <class P>
+concept supports_by_call = requires(P& p) {
+  { p.supports() } -> std::convertible_to<attention_support>;
 };
 template <class P, class Seen>
 concept observes = requires(P& p, hook_arguments& x, const Seen& seen) {
@@ -116,6 +135,12 @@ concept updates_by = requires(P& p, hook_arguments& x, const Change& change) {
 ///     static constexpr bool evicts = false;             never compresses (full_cache)
 ///     static constexpr bool supports_decode = false;    compresses prompts only
 ///
+/// Which models it is for:
+///
+///     static constexpr attention_support supports{...}; or a member function; default: all that
+///                                                       there is with a score, with a plan of its
+///                                                       own all but `alibi` and `one_memory`
+///
 /// What it measures:
 ///
 ///     group_combine combine;                            of the group's attention; default sum
@@ -160,7 +185,7 @@ namespace detail {
 /// The optional members of a policy, and `plan`, which may have a form with queries.
 struct hook_names {
   int slot_stats, memory, min_budget, eviction_batch, validate, combine, protects, observe, plan,
-      choose_victim, predict_victim, update_memory, after_compress, mass;
+      choose_victim, predict_victim, update_memory, after_compress, mass, supports;
 };
 /// Where `P` has a member of such a name, whatever it is, the name is ambiguous here.
 template <class P>
@@ -238,6 +263,9 @@ consteval int hook_names::*misdeclared() {
       !requires { &names::mass; } &&
       !requires(C & p, hook_arguments & x) { p.mass(x.head, x.held); }) {
     return &hook_names::mass;
+  }
+  if (!requires { &names::supports; } && !supports_by_value<C> && !supports_by_call<C>) {
+    return &hook_names::supports;
   }
   return nullptr;
 }

@@ -20,6 +20,7 @@ struct roco {
   float steady = 0.3F;  ///< share of the budget, the window included
 
   static constexpr std::string_view name() { return "roco"; }
+  static constexpr attention_support supports{};
   static void parameters(auto& p, auto f) {
     f("sinks", p.sinks), f("window", p.window), f("steady", p.steady);
   }

@@ -25,6 +25,10 @@ struct streaming_llm {
   position_mode positions = position_mode::original;
 
   static constexpr std::string_view name() { return "streaming_llm"; }
+  /// Moved sinks rotate their keys, and must not rotate values.
+  attention_support supports() const {
+    return {.one_memory = positions == position_mode::original};
+  }
   static void parameters(auto& p, auto f) { f("sinks", p.sinks); }
   index_t min_budget() const { return sinks + 1; }
   void validate() const { search::expect_count(name(), "sinks", sinks, 0); }

@@ -152,6 +152,20 @@ bool supports_decode(const P& p) {
   }
 }
 
+/// What a model's attention may have. A plan of the policy's own may merge slots, which then have
+/// no one position, and keys otherwise than values: it has to say that it does not.
+template <class P>
+attention_support supports(const P& p) {
+  if constexpr (detail::supports_by_call<const P>) {
+    return p.supports();
+  } else if constexpr (detail::supports_by_value<const P>) {
+    return P::supports;
+  } else {
+    constexpr bool evicts_by_score = !detail::makes_plans<const P>;
+    return {.alibi = evicts_by_score, .one_memory = evicts_by_score};
+  }
+}
+
 /// Does the policy take a decode step's attention into its state?
 template <class P>
 bool uses_attention(const P& p) {

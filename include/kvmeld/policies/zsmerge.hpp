@@ -37,6 +37,7 @@ struct zsmerge {
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "zsmerge"; }
+  static constexpr attention_support supports{.alibi = false};
   static void parameters(auto& p, auto f) {
     f("proximity", p.proximity), f("residual", p.residual), f("sinks", p.sinks),
         f("alpha", p.alpha), f("decay", p.decay), f("new_token_competes", p.new_token_competes);
