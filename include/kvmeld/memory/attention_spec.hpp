@@ -14,10 +14,11 @@ namespace kvmeld::inline v0 {
 ///     logit_s = cap(scale · q·k_s) + slope · (position_s − position) + log-mass_s
 ///     p_s = exp(logit_s) / (exp(sink) + Σ exp(logit))     cap(x) = soft_cap · tanh(x / soft_cap)
 ///
-/// of a query at `position`; without a cap, slopes and sinks `softmax(scale · q·k + log-mass)`. A
-/// log-sum-exp, wherever one is given or taken, is that of the denominator: the sink is in it.
-/// Policies ask the spec and own nothing of the model. A cache checks it when it is made
-/// (`checked`), and refuses by name what this version does not carry out yet.
+/// of a query at `position`, over the slots that it sees (`sees`); without a cap, slopes and sinks
+/// `softmax(scale · q·k + log-mass)`. A log-sum-exp, wherever one is given or taken, is that of the
+/// denominator: the sink is in it. Policies ask the spec and own nothing of the model. A cache
+/// checks it when it is made (`checked`), and refuses by name what this version does not carry out
+/// yet.
 struct attention_spec {
   index_t kv_heads = 0;                  ///< of the layer
   index_t group = 1;                     ///< query heads per KV head (GQA); 1: multi-head attention
@@ -28,11 +29,20 @@ struct attention_spec {
   float soft_cap = 0;                    ///< 0: none
   std::vector<float> sink_logits = {};   ///< [kv_heads · group]; none: no mass beside the slots'
   std::vector<float> alibi_slopes = {};  ///< [kv_heads · group], as 2^(−8i/n) above 0; none: 0
-  index_t window = 0;                    ///< tokens seen, attended and cut; 0: all
+  index_t window = 0;                    ///< tokens seen, the query's own among them; 0: all
   bool check_finite = false;  ///< refuse NaN and Inf in queries, keys and values; costs a pass
 
   index_t query_heads() const { return kv_heads * group; }
   index_t dim_of_values() const { return value_dim == 0 ? key_dim : value_dim; }
+
+  /// Does a query at position `query` see a slot at position `slot`?
+  bool sees(index_t query, index_t slot) const {
+    return slot >= first_seen(query) && slot <= query;
+  }
+  /// The earliest position that a query at position `query` sees.
+  index_t first_seen(index_t query) const {
+    return window == 0 || query < window ? 0 : query - window + 1;
+  }
 
   /// The group size for `query_heads` on `kv_heads`. Refused: heads that do not divide.
   static index_t group_of(index_t query_heads, index_t kv_heads) {
@@ -54,13 +64,14 @@ struct attention_spec {
             max_dim, " (0: key_dim), got ", value_dim);
     expects(scale >= 0 && std::isfinite(scale),
             "attention_spec: expected a finite scale above 0 (0: 1/sqrt(key_dim)), got ", scale);
+    expects(window >= 0, "attention_spec: expected a window of at least 1 token (0: all), got ",
+            window);
     rope.check(key_dim);
     expects(soft_cap >= 0 && std::isfinite(soft_cap),
             "attention_spec: expected a finite soft_cap above 0 (0: none), got ", soft_cap);
     expect_of_heads("sink_logits", sink_logits);
     expect_of_heads("alibi_slopes", alibi_slopes);
     unsupported_unless(dim_of_values() == key_dim, "value_dim other than key_dim");
-    unsupported_unless(window == 0, "window");
     attention_spec s = *this;
     s.value_dim = dim_of_values();
     s.scale = scale == 0 ? 1.0F / std::sqrt(static_cast<float>(key_dim)) : scale;

@@ -65,6 +65,8 @@ class head_ref {
   const float* of_group(const std::vector<float>& of_query_heads) const {
     return of_query_heads.empty() ? nullptr : of_query_heads.data() + as_size(kv_head_, group_);
   }
+  /// Does a query at `position` see slot `s`?
+  bool sees(index_t s, index_t position) const { return spec_->sees(position, this->position(s)); }
   bool check_finite() const { return spec_->check_finite; }
   /// What its rows are held as.
   storage type() const { return type_; }
@@ -172,6 +174,15 @@ inline index_t newest_position(const head_ref& head) {
     newest = std::max(newest, head.position(s));
   }
   return newest;
+}
+
+/// Slots that a query at `position` sees.
+inline index_t visible_slots(const head_ref& head, index_t position) {
+  index_t visible = 0;
+  for (index_t s = 0; s < head.length(); ++s) {
+    visible += head.sees(s, position) ? 1 : 0;
+  }
+  return visible;
 }
 
 namespace detail {

@@ -35,7 +35,7 @@ struct roco {
   }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
-    count(head, state, observed.attention, head.next_position());
+    count(head, state, observed.attention, head.next_position() - 1);
   }
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
@@ -108,8 +108,10 @@ struct roco {
     float* const m = state.column(mean).data();
     float* const m2 = state.column(squares).data();
     float* const n = state.column(queries_seen).data();
+    const index_t first = head.spec().first_seen(at);
     for (std::size_t s = 0; s < attention.size(); ++s) {  // without branches: at a vector's width
-      const bool sees = head.position(static_cast<index_t>(s)) <= at;
+      const index_t position = head.position(static_cast<index_t>(s));
+      const bool sees = position <= at && position >= first;
       const float off = attention[s] - m[s], count = n[s] + 1, now = m[s] + off / count;
       const float square = m2[s] + off * (attention[s] - now);
       n[s] = sees ? count : n[s];

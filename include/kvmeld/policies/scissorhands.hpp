@@ -40,7 +40,8 @@ struct scissorhands {
   }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
-    mark(head, observed.attention, head.next_position(), head.length(), state.column(current));
+    const index_t at = head.next_position() - 1;
+    mark(head, observed.attention, at, visible_slots(head, at), state.column(current));
     score::count_in_window(state.memory()[0], history, state.column(current), state.column(past));
   }
   template <class T>
@@ -69,7 +70,7 @@ struct scissorhands {
                    index_t visible, std::span<float> marks) {
     const float fair = 1.0F / static_cast<float>(visible);
     for (std::size_t s = 0; s < attention.size(); ++s) {
-      const bool low = head.position(static_cast<index_t>(s)) <= at && attention[s] < fair;
+      const bool low = head.sees(static_cast<index_t>(s), at) && attention[s] < fair;
       marks[s] += low ? 1.0F : 0.0F;
     }
   }

@@ -50,12 +50,12 @@ struct log_mass_of {
 ///
 ///     ℓ_s = mass(s, q·k_s)      p = softmax(ℓ)      out = Σ_s p_s v_s
 ///
-/// with the model's soft cap, slopes and sinks (`attention_spec`), the queries at the newest
-/// position; in one sweep over keys and values, whatever the group; nothing is allocated.
-/// A mass function that caps logits itself says so: `static constexpr bool caps = true`.
-/// `q`, `out` `[group, dim]`. On request `probabilities` `[group, length]` and `log_sum_exp`
-/// `[group]` of `ℓ`; `comparison`, if it holds a request, is given every tile. Refused: no slots,
-/// null data, spans of another size.
+/// with the model's soft cap, slopes, window and sinks (`attention_spec`), the queries at the
+/// newest position; in one sweep over keys and values, whatever the group; nothing is allocated. A
+/// mass function that caps logits itself says so: `static constexpr bool caps = true`. `q`, `out`
+/// `[group, dim]`. On request `probabilities` `[group, length]` and `log_sum_exp` `[group]` of `ℓ`;
+/// `comparison`, if it holds a request, is given every tile. Refused: no slots, null data, spans of
+/// another size.
 template <class Mass>
 requires std::invocable<const Mass&, index_t, float>
 void attend(const head_ref& head, const Mass& log_mass, const float* q, float* out,
@@ -115,6 +115,10 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
         }
         for (index_t i = 0; terms.has_slopes() && i < count; ++i) {
           logit[i] += terms.bias(g0 + g, head.position(first + i), head.next_position() - 1);
+        }
+        for (index_t i = 0; terms.has_window() && i < count; ++i) {
+          const bool hidden = terms.hides(head.position(first + i), head.next_position() - 1);
+          logit[i] = hidden ? lowest : logit[i];
         }
         std::copy_n(logit, count, mass[g]);
         if (!probabilities.empty()) {

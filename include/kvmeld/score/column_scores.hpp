@@ -85,10 +85,10 @@ struct column_sums {
   std::span<float> largest = {};  ///< the largest a_ij of all queries and query heads, not combined
 };
 
-/// `a_ij = softmax_j(ℓ_ij)`, the model's logits (`attention_spec`), over the slots at or before
-/// query `i`'s position; the group's heads combined; summed over queries `i = 0 … n−1` of one KV
-/// head, or the largest of them. Blocked: memory `O(length)`. A query that sees no slot adds
-/// nothing. Refused: an empty head, spans of another size, a decay outside (0, 1].
+/// `a_ij = softmax_j(ℓ_ij)`, the model's logits (`attention_spec`), over the slots that query
+/// `i` sees; the group's heads combined; summed over queries `i = 0 … n−1` of one KV head, or the
+/// largest of them. Blocked: memory `O(length)`. A query that sees no slot adds nothing. Refused: an
+/// empty head, spans of another size, a decay outside (0, 1].
 template <kv_head Head, class Query>
 void column_scores(const Head& head, const query_view<Query>& queries,
                    const column_options& options, const column_sums& out) {

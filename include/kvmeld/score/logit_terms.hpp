@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// What a model's logits are beside `scale · q·k + log-mass`: a soft cap, ALiBi, a sink.
+/// What a model's logits are beside `scale · q·k + log-mass`: a soft cap, ALiBi, a window, a sink.
 #pragma once
 
 #include <Eigen/Core>
@@ -18,10 +18,12 @@ class logit_terms {
       : scale_(head.scale()),
         soft_cap_(head.spec().soft_cap),
         sinks_(head.of_group(head.spec().sink_logits)),
-        slopes_(head.of_group(head.spec().alibi_slopes)) {}
+        slopes_(head.of_group(head.spec().alibi_slopes)),
+        window_(head.spec().window) {}
 
   bool caps() const { return soft_cap_ > 0; }
   bool has_slopes() const { return slopes_ != nullptr; }
+  bool has_window() const { return window_ > 0; }
 
   /// `cap · tanh(logit / cap)` (Gemma 2; Bello et al. 2016, arXiv 1611.09940).
   float cap(float logit) const { return caps() ? soft_cap_ * std::tanh(logit / soft_cap_) : logit; }
@@ -35,6 +37,10 @@ class logit_terms {
   float bias(index_t g, index_t slot_position, index_t query_position) const {
     return slopes_[g] * static_cast<float>(slot_position - query_position);
   }
+  /// Has a slot before the query left its window?
+  bool hides(index_t slot_position, index_t query_position) const {
+    return query_position - slot_position >= window_;
+  }
   /// What a softmax begins with: the mass that no slot has (gpt-oss), or nothing.
   softmax<> sink(index_t g) const {
     softmax<> all;
@@ -47,6 +53,7 @@ class logit_terms {
  private:
   float scale_, soft_cap_;
   const float *sinks_, *slopes_;  // [group], or null
+  index_t window_;
 };
 
 }  // namespace score

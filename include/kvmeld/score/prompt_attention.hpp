@@ -91,8 +91,8 @@ class query_blocks {
   }
   auto products(index_t slots) { return logits_.block(0, 0, rows(), slots); }
 
-  /// Makes the products of row `r` the logits of a query at `position`, which sees no slot behind
-  /// it. `[slots, padded]`.
+  /// Makes the products of row `r` the logits of a query at `position`, −∞ of slots that it does
+  /// not see. `[slots, padded]`.
   row_map logits(index_t r, index_t slots, index_t position) {
     float* const logit = &logits_(r, 0);
     if (terms_.caps()) {
@@ -105,6 +105,9 @@ class query_blocks {
     }
     for (index_t s = 0; terms_.has_slopes() && s < slots; ++s) {
       logit[s] += terms_.bias(r % head_.group(), head_.position(s), position);
+    }
+    for (index_t s = 0; terms_.has_window() && s < slots; ++s) {
+      logit[s] = terms_.hides(head_.position(s), position) ? lowest : logit[s];
     }
     std::fill(logit + slots, logit + padded(slots), lowest);
     return row_of(r, slots);
@@ -130,8 +133,8 @@ class query_blocks {
 };
 
 /// Calls `see(attention, position, visible)` for every query in turn: its softmax over the
-/// `visible` slots at or before its position, 0 elsewhere, the group's heads combined (`sum` or
-/// `mean`). `attention` ends behind the last slot that a query of its block sees.
+/// `visible` slots that it sees, 0 elsewhere, the group's heads combined (`sum` or `mean`).
+/// `attention` ends behind the last slot that a query of its block sees.
 template <kv_head Head, class Query, class See>
 void for_each_query(const Head& head, const query_view<Query>& queries, group_combine combine,
                     See see) {
@@ -141,10 +144,7 @@ void for_each_query(const Head& head, const query_view<Query>& queries, group_co
     block.multiply(slots);
     for (index_t first = 0; first < block.rows(); first += group) {
       const index_t position = block.position(first);
-      index_t visible = 0;
-      for (index_t s = 0; s < slots; ++s) {
-        visible += head.position(s) <= position ? 1 : 0;
-      }
+      const index_t visible = visible_slots(head, position);
       auto combined = block.row_of(first, slots);
       for (index_t r = first; visible > 0 && r < first + group; ++r) {
         const softmax<> all = block.exponentials(r, slots, position, block.sink(r));

@@ -99,7 +99,7 @@ void each_token_attention(const kv_head auto& head, const head_state& state,
       const auto logits = std::span(p).subspan(g * n, n);
       for (std::size_t s = 0; s < n; ++s) {
         const auto slot = static_cast<index_t>(s);
-        const bool visible = head.position(slot) <= position;
+        const bool visible = head.sees(slot, position);
         logits[s] = visible
                         ? mass(slot, score::dot(row<const float>{q}, head.key(slot), head.dim()))
                         : -std::numeric_limits<float>::infinity();

@@ -101,7 +101,7 @@ void each_log_score(const kv_head auto& head, const query_view<T>& q, Take take)
       }
       const Array now = most + (sum / static_cast<float>(group)).log();
       const auto sees = [&, position = q.position_of(i, head.next_position())](index_t s) {
-        return head.position(s) <= position;
+        return head.sees(s, position);
       };
       index_t visible = 0;
       for (index_t s = first; s < first + count; ++s) {
