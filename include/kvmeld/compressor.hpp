@@ -20,13 +20,16 @@ namespace kvmeld::inline v0 {
 ///     meld.end_prompt(r);
 ///     meld.step(kv.heads(layer, active), {q, k, v}, out);            // a token of each request
 ///
+/// Heads of a layer with a window are cut to it, which is exact: they keep the newest tokens, and
+/// neither policy nor budget is asked. With no slots beyond the window they hold what comes.
+///
 /// Calls over heads of different requests may run at the same time. A refused call has changed
 /// nothing, but for `errc::not_finite` of `step`: there the heads that it names are as they were,
 /// and all others have made their step.
 template <policy P>
 class compressor : private detail::request_calls<P> {
   using base = detail::request_calls<P>;
-  using base::kv_, base::of, base::budget_of;
+  using base::kv_, base::of, base::by_policy;
   using typename base::lease, typename base::one_head;
 
  public:
@@ -58,11 +61,12 @@ class compressor : private detail::request_calls<P> {
       return;
     }
     run(heads.count(), [&](index_t i, index_t) {
-      const P& p = policy_of(heads[i]);
       const head_ref head = kv_.head(heads[i]);
       one_head& one = of(heads[i]);
-      q.of_head(
-          i, [&](const auto& own) { kvmeld::observe_prompt(p, head, one.state, one.held, own); });
+      by_policy(heads[i], [&](const auto& p) {
+        q.of_head(
+            i, [&](const auto& own) { kvmeld::observe_prompt(p, head, one.state, one.held, own); });
+      });
     });
   }
 
@@ -72,12 +76,8 @@ class compressor : private detail::request_calls<P> {
   template <executor E = serial>
   void end_prompt(index_t request, const E& run = {}) {
     const std::vector<index_t> heads = this->heads_of("end_prompt", request);
-    const bool is_shared = this->budgets_.front().is_shared;
-    std::vector<index_t> slots = is_shared ? this->divided(heads) : std::vector<index_t>();
+    const std::vector<index_t> slots = this->prompt_slots(heads);
     for (std::size_t i = 0; i < heads.size(); ++i) {
-      if (!is_shared) {
-        slots.push_back(budget_of(heads[i]).slots);
-      }
       this->expect_prompt("end_prompt", heads[i], {slots[i]});
     }
     lease work(this->pool_, run.workers());
@@ -98,13 +98,7 @@ class compressor : private detail::request_calls<P> {
             "compress: expected lengths [", heads.count(), "], got ", lengths.size());
     expects(lengths.empty() || lengths.data() != nullptr, "compress: expected lengths, got null");
     for (index_t i = 0; i < heads.count(); ++i) {
-      const index_t h = heads[i];
-      const bool begun = of(h).held.begun();
-      expects(
-          !begun || !budget_of(h).is_shared,
-          "compress: expected end_prompt first (budgets are shared by all layers), got a prompt "
-          "that has not ended");
-      this->expect_prompt("compress", h, begun ? budget{budget_of(h).slots} : of(h).limit);
+      this->expect_compress(heads[i]);
     }
     lease work(this->pool_, run.workers());
     run(heads.count(), [&](index_t i, index_t worker) {
@@ -112,9 +106,11 @@ class compressor : private detail::request_calls<P> {
       const head_ref head = kv_.head(h);
       one_head& one = of(h);
       if (one.held.begun()) {
-        this->finish(h, budget_of(h).slots, work[worker]);
+        this->finish(h, this->slots_of(h), work[worker]);
       } else if (one.limit.reached(head.length())) {
-        kvmeld::compress(policy_of(h), head, one.state, work[worker], one.limit);
+        by_policy(h, [&](const auto& p) {
+          kvmeld::compress(p, head, one.state, work[worker], one.limit);
+        });
         one.gone = head.next_position() - head.length();
       }
       if (!lengths.empty()) {
@@ -137,7 +133,7 @@ class compressor : private detail::request_calls<P> {
     for (index_t i = 0; i < heads.count(); ++i) {
       const index_t h = heads[i];
       this->expect_left("step", h);
-      check_token(policy_of(h), kv_.head(h));
+      by_policy(h, [&](const auto& p) { check_token(p, kv_.head(h)); });
       expects(!of(h).held.begun(),
               "step: expected end_prompt first, got a prompt that has not ended");
       expects(this->drafts_[as_size(kv_.request_of(h))].empty(),
@@ -155,8 +151,10 @@ class compressor : private detail::request_calls<P> {
       const float* const k = in.k.floats(std::ptrdiff_t{i} * dim, dim, buffer + rows);
       const float* const v = in.v.floats(std::ptrdiff_t{i} * dim, dim, buffer + rows + dim);
       const head_ref head = kv_.head(h);
-      one.not_finite = !try_step(policy_of(h), head, one.state, w, q, k, v, one.limit,
-                                 out.data() + std::ptrdiff_t{i} * rows);
+      float* const to = out.data() + std::ptrdiff_t{i} * rows;
+      one.not_finite = !by_policy(h, [&](const auto& p) {
+        return try_step(p, head, one.state, w, q, k, v, one.limit, to);
+      });
       one.gone = head.next_position() - head.length();
     });
     this->expect_finite_steps(heads);
@@ -189,7 +187,7 @@ class compressor : private detail::request_calls<P> {
         expect("log_sum_exp [heads, group]", in.log_sum_exp, 1),
         expect("query [heads, group, key_dim]", in.query, dim)};
     for (index_t i = 0; i < heads.count(); ++i) {
-      this->expect_given("observe", policy_of(heads[i]), given);
+      this->expect_given("observe", heads[i], given);
     }
     lease work(this->pool_, run.workers());
     run(heads.count(), [&](index_t i, index_t worker) {
@@ -210,7 +208,8 @@ class compressor : private detail::request_calls<P> {
       if (given.query) {
         seen.query = in.query.floats(std::ptrdiff_t{first} * dim, group * dim, w.input.data());
       }
-      kvmeld::observe(policy_of(heads[i]), head, of(heads[i]).state, w, seen);
+      by_policy(heads[i],
+                [&](const auto& p) { kvmeld::observe(p, head, of(heads[i]).state, w, seen); });
     });
   }
 
@@ -271,7 +270,7 @@ class compressor : private detail::request_calls<P> {
   /// Refused: a head that is not there, a state of another kind, one for fewer slots.
   void set_state(index_t head, head_state state) {
     this->expect_head("set_state", head);
-    detail::expect_state(policy_of(head), kv_.head(head), state);
+    by_policy(head, [&](const auto& p) { detail::expect_state(p, kv_.head(head), state); });
     of(head).state = std::move(state);
     this->leave(head);
   }

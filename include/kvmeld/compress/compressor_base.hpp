@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kvmeld/compress/head_policies.hpp"
 #include "kvmeld/compress/held_queries.hpp"
 #include "kvmeld/compress/one_head.hpp"
 #include "kvmeld/compress/shared_slots.hpp"
@@ -45,8 +46,10 @@ inline void expect_size(const char* call, const char* what, const any_span& x,
 }
 
 template <policy P>
-class compressor_base {
+class compressor_base : protected head_policies<P> {
  protected:
+  using base = head_policies<P>;
+  using base::kv_, base::policy_of, base::by_policy, base::slots_of, base::shares;
   using lease = workspace_pool::lease;
 
   /// What is kept of one head.
@@ -68,29 +71,14 @@ class compressor_base {
   template <kv_cache Cache>
   compressor_base(Cache& kv, std::span<const P> policies, std::span<const budget> budgets,
                   const observation_needs& given)
-      : kv_(kv),
+      : base(kv, policies, budgets, given),
         drafts_(as_size(kv_.requests())),
         pool_(kv_.head(0).group(), kv_.head(0).dim(), kv_.head(0).capacity()) {
-    expect_one_or_each("policies", policies.data(), policies.size());
-    expect_one_or_each("budgets", budgets.data(), budgets.size());
-    const auto of = [](const auto& one_or_each, index_t i) {
-      return one_or_each[one_or_each.size() == 1 ? 0 : as_size(i)];
-    };
-    for (index_t i = 0; i < kv_.per_request(); ++i) {
-      const budget b = of(budgets, i);
-      budgets_.push_back(b);
-      expects(b.slack >= 0, "compressor: expected a slack of at least 0 slots, got ", b.slack);
-      expects(!b.is_shared || budgets.size() == 1,
-              "compressor: expected one shared budget for all heads, got ", budgets.size());
-      const P p = of(policies, i);
-      traits::validate(p);
-      policies_.push_back(b.is_shared ? for_shared(p, b.slots, b.slack) : p);
-      check_head(policies_.back(), b, given, kv_.head(kv_.of_request(0, i)).spec());
-    }
     heads_.reserve(as_size(kv_.heads()));
     for (index_t h = 0; h < kv_.heads(); ++h) {
       heads_.push_back(
-          {make_head_state(policy_of(h), kv_.head(h)), decode_limit(h, budget_of(h).slots)});
+          {by_policy(h, [&](const auto& p) { return make_head_state(p, kv_.head(h)); }),
+           this->decode_limit(h, slots_of(h))});
       leave(h);
     }
   }
@@ -115,7 +103,8 @@ class compressor_base {
   void expect_own_pages(const char* call, index_t h, const budget& b, index_t tokens) const {
     if (kv_.in_pages()) {
       const index_t length = kv_.head(h).length(), last = length + tokens;
-      const bool plans = traits::evicts(policy_of(h)) && b.reached(last);
+      const bool plans =
+          b.reached(last) && by_policy(h, [](const auto& p) { return traits::evicts(p); });
       kv_.expect_own_pages(call, h, plans ? 0 : length, last);
     }
   }
@@ -130,16 +119,9 @@ class compressor_base {
             ", got ", h);
   }
 
-  const P& policy_of(index_t head) const { return policies_[as_size(kv_.in_request(head))]; }
-  const budget& budget_of(index_t head) const { return budgets_[as_size(kv_.in_request(head))]; }
   one_head& of(index_t head) { return heads_[as_size(head)]; }
   const one_head& of(index_t head) const { return heads_[as_size(head)]; }
 
-  void expect_one_or_each(const char* what, const void* data, std::size_t count) const {
-    expects(data != nullptr || count == 0, "compressor: expected ", what, ", got null");
-    expects(count == 1 || count == as_size(kv_.per_request()), "compressor: expected ", what,
-            ": one, or one for each of ", kv_.per_request(), " heads of a request, got ", count);
-  }
   /// The heads of a request. Refused: a request that is not there.
   std::vector<index_t> heads_of(const char* call, index_t request) const {
     expects(request >= 0 && request < kv_.requests(), call, ": expected a request of 0 to ",
@@ -159,49 +141,27 @@ class compressor_base {
     expects(drafts_[as_size(request)].empty(), call, ": expected accept first, got a draft");
   }
 
-  static void expect_given(const char* call, const P& p, const observation_needs& given) {
-    const observation_needs needs = traits::observation_needs_of(p);
-    const auto expect = [&](const char* what, bool needed, bool has) {
-      expects(!needed || has, call, ": expected the step's ", what, " (", p.name(),
-              " needs it), got none");
-    };
-    expect("probabilities", needs.probabilities, given.probabilities);
-    expect("log_sum_exp", needs.log_sum_exp, given.log_sum_exp);
-    expect("query", needs.query, given.query);
-  }
-
-  void check_head(const P& p, const budget& b, const observation_needs& given,
-                  const attention_spec& spec) const {
-    expect_attention("compressor: ", p, spec);
-    const index_t capacity = kv_.head(0).capacity();
-    check(p, {b.slots, b.trigger}, capacity);
-    if (!traits::evicts(p)) {
-      return;
-    }
-    if (traits::supports_decode(p)) {
-      expect_given("compressor", p, given);
-      expects(errc::no_capacity, std::int64_t{b.slots} + b.slack < capacity,
-              "compressor: expected a capacity of at least ", std::int64_t{b.slots} + b.slack + 1,
-              " slots (budget, slack and the new token), got ", capacity);
-    }
-  }
-
-  /// What a head of `slots` slots after its prompt is held to while decoding.
-  budget decode_limit(index_t h, index_t slots) const {
-    const budget& b = budget_of(h);
-    if (b.trigger > 0) {
-      return {slots, std::max(b.trigger, slots + 1)};
-    }
-    return budget_within(policy_of(h), std::min(slots + b.slack, kv_.head(h).capacity() - 1));
-  }
-
-  /// Slots for each of the request's heads, by one threshold over their scores.
-  std::vector<index_t> divided(const std::vector<index_t>& heads) {
+  /// Slots that each of a request's heads is brought to after its prompt.
+  std::vector<index_t> prompt_slots(const std::vector<index_t>& heads) {
+    std::vector<index_t> slots, sharing;
     for (const index_t h : heads) {
-      expect_left("end_prompt", h, of(h).held.begun());
+      slots.push_back(slots_of(h));
+      if (shares(h)) {
+        expect_left("end_prompt", h, of(h).held.begun());
+        sharing.push_back(h);
+      }
     }
-    const budget& b = budgets_.front();
-    const auto shared = shared_slots::of(policies_.front());
+    if (!sharing.empty()) {
+      const std::vector<index_t> divided = divide(sharing, slots_of(sharing.front()));
+      for (std::size_t i = 0, next = 0; i < heads.size(); ++i) {
+        slots[i] = shares(heads[i]) ? divided[next++] : slots[i];
+      }
+    }
+    return slots;
+  }
+  /// Slots for each head, `slots` on average, by one threshold over their scores.
+  std::vector<index_t> divide(const std::vector<index_t>& heads, index_t slots) {
+    const auto shared = shared_slots::of(policy_of(heads.front()));
     std::vector<std::vector<float>> scores;
     index_t longest = 0;
     for (const index_t h : heads) {
@@ -210,32 +170,43 @@ class compressor_base {
       of(h).state.extend(head.length());  // tokens that came without queries have no score
       add_shared_scores(head, of(h).state.column(shared.column), shared, scores.emplace_back());
     }
-    return divide_slots(scores, shared, b.slots, longest);
+    return divide_slots(scores, shared, slots, longest);
   }
 
   /// Before head `h` is brought to budget `b`.
   void expect_prompt(const char* call, index_t h, const budget& b) const {
     expect_left(call, h, of(h).held.begun());
     expect_own_pages(call, h, b, 0);
-    const index_t slots = b.slots;
-    expects(kv_.head(h).length() <= slots || !traits::evicts(policy_of(h)) ||
-                !traits::prompt_use_of(policy_of(h)).needs_queries() || of(h).held.begun() ||
-                of(h).state.observed() > 0,
-            policy_of(h).name(), ": expected the prompt's queries, got none");
+    by_policy(h, [&](const auto& p) {
+      expects(kv_.head(h).length() <= b.slots || !traits::evicts(p) ||
+                  !traits::prompt_use_of(p).needs_queries() || of(h).held.begun() ||
+                  of(h).state.observed() > 0,
+              p.name(), ": expected the prompt's queries, got none");
+    });
+  }
+
+  /// Before head `h` is compressed apart from its request's other layers.
+  void expect_compress(index_t h) const {
+    const bool begun = of(h).held.begun();
+    expects(!begun || !shares(h),
+            "compress: expected end_prompt first (budgets are shared by all layers), got a prompt "
+            "that has not ended");
+    expect_prompt("compress", h, begun ? budget{slots_of(h)} : of(h).limit);
   }
 
   /// Plans a head's prompt on what was kept of its queries, and holds it to `slots` from now on.
   void finish(index_t h, index_t slots, workspace& work) {
-    const P& p = policy_of(h);
     const head_ref head = kv_.head(h);
-    auto& [state, limit, gone, held, not_finite] = of(h);
+    one_head& one = of(h);
     if (head.length() > 0) {
-      const auto queries = planned_queries(p, head, state, held);
-      compress(p, head, state, work, budget{slots}, queries);
+      by_policy(h, [&](const auto& p) {
+        const auto queries = planned_queries(p, head, one.state, one.held);
+        compress(p, head, one.state, work, budget{slots}, queries);
+      });
     }
-    limit = decode_limit(h, slots);
-    gone = head.next_position() - head.length();
-    held.release();
+    one.limit = this->decode_limit(h, slots);
+    one.gone = head.next_position() - head.length();
+    one.held.release();
   }
 
   /// `tokens` rows of the heads chosen, `[tokens, heads, ...]`. Refused: heads that are not there
@@ -285,9 +256,6 @@ class compressor_base {
             marked, " (as it was; all other heads have made their step)");
   }
 
-  cache_ref kv_;
-  std::vector<P> policies_;      // [layers · kv_heads], of a request
-  std::vector<budget> budgets_;  // the same
   std::vector<one_head> heads_;
   std::vector<std::vector<drafted>> drafts_;  // [requests]
   workspace_pool pool_;

@@ -15,7 +15,7 @@ class request_calls : protected compressor_base<P> {
  protected:
   using base = compressor_base<P>;
   using base::base;
-  using base::kv_, base::heads_, base::of, base::policy_of, base::drafts_;
+  using base::kv_, base::heads_, base::of, base::by_policy, base::drafts_;
   using typename base::drafted, typename base::lease, typename base::one_head;
 
   void draft(const head_selection& heads, const step_input& in, std::span<float> out,
@@ -55,7 +55,9 @@ class request_calls : protected compressor_base<P> {
         float* const to = out.data() + row * rows;
         head.push(d.k.data() + row * dim, d.v.data() + row * dim);
         state.extend(head.length());
-        hooks(policy_of(heads[i])).attend(head, state, d.q.data() + row * rows, to, {}, {});
+        by_policy(heads[i], [&](const auto& p) {
+          hooks(p).attend(head, state, d.q.data() + row * rows, to, {}, {});
+        });
         finite = finite && all_finite(to, rows);
       }
       head.restore(length, next);
@@ -75,7 +77,7 @@ class request_calls : protected compressor_base<P> {
       for (const index_t h : d.heads) {
         this->expect_left("accept", h);
         if (tokens > 0) {
-          check_step(policy_of(h), kv_.head(h), of(h).limit);
+          by_policy(h, [&](const auto& p) { check_step(p, kv_.head(h), of(h).limit); });
           this->expect_own_pages("accept", h, of(h).limit, tokens);
         }
       }
@@ -88,8 +90,9 @@ class request_calls : protected compressor_base<P> {
       const float *q = d.q.data(), *k = d.k.data(), *v = d.v.data();
       for (index_t t = 0; t < tokens; ++t) {
         for (const index_t h : d.heads) {
-          try_step(policy_of(h), kv_.head(h), of(h).state, work[0], q, k, v, of(h).limit,
-                   out.data());
+          by_policy(h, [&](const auto& p) {
+            return try_step(p, kv_.head(h), of(h).state, work[0], q, k, v, of(h).limit, out.data());
+          });
           this->leave(h);
           q += rows, k += dim, v += dim;
         }
@@ -101,7 +104,7 @@ class request_calls : protected compressor_base<P> {
   void clear(index_t request) {
     for (const index_t h : this->heads_of("clear", request)) {
       kvmeld::clear(kv_.head(h), of(h).state);
-      hold_to(h, this->decode_limit(h, this->budget_of(h).slots));
+      hold_to(h, this->decode_limit(h, this->slots_of(h)));
       kv_.count_pages(h);
     }
     drafts_[as_size(request)].clear();
@@ -144,8 +147,13 @@ class request_calls : protected compressor_base<P> {
     for (const index_t h : heads.list) {
       const auto slots = from.get<index_t>(), trigger = from.get<index_t>();
       limits.push_back({slots, trigger});
-      expects(errc::corrupt_file, slots > 0 && slots <= kv_.head(h).capacity() && trigger >= 0,
-              "load: expected a limit of 1 to ", kv_.head(h).capacity(), " slots, got ", slots);
+      if (this->is_cut(h)) {
+        expects(errc::corrupt_file, slots == this->slots_of(h), "load: expected a window of ",
+                this->slots_of(h), " tokens, got ", slots);
+      } else {
+        expects(errc::corrupt_file, slots > 0 && slots <= kv_.head(h).capacity() && trigger >= 0,
+                "load: expected a limit of 1 to ", kv_.head(h).capacity(), " slots, got ", slots);
+      }
     }
     from.finish();
     load_heads(in, heads);
@@ -162,14 +170,8 @@ class request_calls : protected compressor_base<P> {
     }
     std::int64_t least = 1;
     for (index_t h = 0; h < kv_.heads(); ++h) {
-      const P& p = policy_of(h);
-      least = std::max<std::int64_t>({least, kv_.head(h).length(), of(h).state.length()});
-      if (traits::evicts(p)) {
-        const budget& b = this->budget_of(h);
-        const std::int64_t decoding = traits::supports_decode(p) ? 1 : 0;
-        least = std::max({least, std::int64_t{b.slots} + b.slack + decoding,
-                          decoding * of(h).limit.trigger_length()});
-      }
+      least = std::max<std::int64_t>({least, kv_.head(h).length(), of(h).state.length(),
+                                      this->least_capacity(h, of(h).limit)});
     }
     expects(errc::no_capacity, capacity >= least, "shrink: expected a capacity of at least ", least,
             " slots (those in use, and the budgets), got ", capacity);
@@ -194,7 +196,6 @@ class request_calls : protected compressor_base<P> {
     std::vector<index_t> list;
 
     index_t count() const { return static_cast<index_t>(list.size()); }
-    const P& policy(index_t i) const { return all.policy_of(list[as_size(i)]); }
     head_ref head(index_t i) const { return all.kv_.head(list[as_size(i)]); }
     head_state& state(index_t i) const { return all.of(list[as_size(i)]).state; }
     void expect_pages(index_t i, index_t length) const {

@@ -42,7 +42,7 @@ inline constexpr std::string_view saved_magic = "kvmeld\r\n";
 inline constexpr std::uint32_t saved_version = 1;
 
 /// What saved heads and those that they are loaded into must agree on, field by field:
-/// `field(name, value)`. `Heads`: `count()`, and of the `i`-th `policy(i)`, `head(i)`, `state(i)`.
+/// `field(name, value)`. `Heads`: `count()`, and of the `i`-th `head(i)`, `state(i)`.
 template <class Heads, class Field>
 void each_common_field(Heads& heads, Field field) {
   const head_ref any = heads.head(0);
@@ -54,15 +54,15 @@ void each_common_field(Heads& heads, Field field) {
   field("capacity", any.capacity());
   field("scale", any.scale());
   for (index_t i = 0; i < heads.count(); ++i) {
-    field("policy", std::string_view(heads.policy(i).name()));
-    const auto columns = traits::slot_stats(heads.policy(i));
-    field("columns", static_cast<std::uint32_t>(columns.size()));
-    for (const slot_stat& c : columns) {
+    const head_state& state = heads.state(i);
+    field("policy", state.policy());
+    field("columns", static_cast<std::uint32_t>(state.slot_stats()));
+    for (const slot_stat& c : state.kinds()) {
       field("merge rule of a column (0: sum, 1: max, 2: anchor)",
             static_cast<std::uint32_t>(c.reduce));
       field("initial number of a column", c.initial);
     }
-    field("floats of memory", static_cast<std::uint64_t>(heads.state(i).memory().size()));
+    field("floats of memory", static_cast<std::uint64_t>(state.memory().size()));
   }
 }
 

@@ -101,6 +101,8 @@ class head_state : private detail::state_fields {
   /// Slots that have numbers; those appended since get theirs from `extend`.
   index_t length() const { return length_; }
   index_t slot_stats() const { return static_cast<index_t>(kinds_.size()); }
+  /// What each of them is.
+  std::span<const slot_stat> kinds() const { return kinds_; }
   slot_reduce reduce(index_t c) const { return kinds_[as_size(c)].reduce; }
 
   /// Column `c` `[length]`.

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: MIT
+/// What each head of a compressor is brought to, and by what: its policy and budget, or its layer's
+/// window.
+#pragma once
+
+#include <algorithm>  // std::min, std::max
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kvmeld/compress/one_head.hpp"
+#include "kvmeld/compress/shared_slots.hpp"
+#include "kvmeld/memory/head_selection.hpp"
+#include "kvmeld/policies/preconditions.hpp"
+
+namespace kvmeld::inline v0::detail {
+
+/// What heads are cut by whose layer has a window: the newest tokens stay, the others are seen by
+/// no later query. Exact: it is no choice, and no policy is asked.
+struct window_cut {
+  bool reaches = true;  ///< has a head slots for more tokens than its window? Else all stay
+
+  static constexpr std::string_view name() { return "window"; }
+  bool evicts() const { return reaches; }
+  index_t score(const head_ref& head, const head_state&, index_t slot) const {
+    return head.position(slot);
+  }
+};
+
+/// Policies and budgets of the heads of a request, checked, as all requests have them.
+template <policy P>
+class head_policies {
+ protected:
+  template <kv_cache Cache>
+  head_policies(Cache& kv, std::span<const P> policies, std::span<const budget> budgets,
+                const observation_needs& given)
+      : kv_(kv) {
+    expect_one_or_each("policies", policies.data(), policies.size());
+    expect_one_or_each("budgets", budgets.data(), budgets.size());
+    const auto of = [](const auto& one_or_each, index_t i) {
+      return one_or_each[one_or_each.size() == 1 ? 0 : as_size(i)];
+    };
+    for (index_t i = 0; i < kv_.per_request(); ++i) {
+      const budget b = of(budgets, i);
+      const P p = of(policies, i);
+      const head_ref head = kv_.head(kv_.of_request(0, i));
+      budgets_.push_back(b);
+      if (const index_t window = head.spec().window; window > 0) {
+        policies_.push_back(p);
+        cuts_.push_back(window_cut{window < head.capacity()});
+        continue;
+      }
+      expects(b.slack >= 0, "compressor: expected a slack of at least 0 slots, got ", b.slack);
+      expects(!b.is_shared || budgets.size() == 1,
+              "compressor: expected one shared budget for all heads, got ", budgets.size());
+      traits::validate(p);
+      policies_.push_back(b.is_shared ? for_shared(p, b.slots, b.slack) : p);
+      cuts_.push_back(std::nullopt);
+      check_head(policies_.back(), b, given, head);
+    }
+  }
+
+  const P& policy_of(index_t head) const { return policies_[as_size(kv_.in_request(head))]; }
+  /// Calls `f` with what head `h` is compressed by.
+  decltype(auto) by_policy(index_t h, const auto& f) const {
+    const auto& cut = cuts_[as_size(kv_.in_request(h))];
+    return cut ? f(*cut) : f(policy_of(h));
+  }
+  bool is_cut(index_t h) const { return cuts_[as_size(kv_.in_request(h))].has_value(); }
+
+  /// Do the scores of all layers decide how many slots head `h` has?
+  bool shares(index_t h) const { return !is_cut(h) && budget_of(h).is_shared; }
+  /// Slots that a prompt of head `h` is brought to, unless it shares them.
+  index_t slots_of(index_t h) const {
+    return is_cut(h) ? kv_.head(h).spec().window : budget_of(h).slots;
+  }
+
+  /// What a head of `slots` slots after its prompt is held to while decoding.
+  budget decode_limit(index_t h, index_t slots) const {
+    if (is_cut(h)) {
+      return {slots_of(h)};
+    }
+    const budget& b = budget_of(h);
+    if (b.trigger > 0) {
+      return {slots, std::max(b.trigger, slots + 1)};
+    }
+    return budget_within(policy_of(h), std::min(slots + b.slack, kv_.head(h).capacity() - 1));
+  }
+  /// The fewest slots that head `h` can decode with.
+  std::int64_t least_capacity(index_t h, const budget& limit) const {
+    return by_policy(h, [&](const auto& p) -> std::int64_t {
+      if (!traits::evicts(p)) {
+        return 1;
+      }
+      const std::int64_t decoding = traits::supports_decode(p) ? 1 : 0,
+                         slack = is_cut(h) ? 0 : budget_of(h).slack;
+      return std::max(slots_of(h) + slack + decoding, decoding * limit.trigger_length());
+    });
+  }
+
+  void expect_given(const char* call, index_t h, const observation_needs& given) const {
+    by_policy(h, [&](const auto& p) { expect_given(call, p, given); });
+  }
+
+  cache_ref kv_;
+
+ private:
+  const budget& budget_of(index_t head) const { return budgets_[as_size(kv_.in_request(head))]; }
+
+  void expect_one_or_each(const char* what, const void* data, std::size_t count) const {
+    expects(data != nullptr || count == 0, "compressor: expected ", what, ", got null");
+    expects(count == 1 || count == as_size(kv_.per_request()), "compressor: expected ", what,
+            ": one, or one for each of ", kv_.per_request(), " heads of a request, got ", count);
+  }
+
+  static void expect_given(const char* call, const auto& p, const observation_needs& given) {
+    const observation_needs needs = traits::observation_needs_of(p);
+    const auto expect = [&](const char* what, bool needed, bool has) {
+      expects(!needed || has, call, ": expected the step's ", what, " (", p.name(),
+              " needs it), got none");
+    };
+    expect("probabilities", needs.probabilities, given.probabilities);
+    expect("log_sum_exp", needs.log_sum_exp, given.log_sum_exp);
+    expect("query", needs.query, given.query);
+  }
+
+  static void check_head(const P& p, const budget& b, const observation_needs& given,
+                         const head_ref& head) {
+    expect_attention("compressor: ", p, head.spec());
+    const index_t capacity = head.capacity();
+    check(p, {b.slots, b.trigger}, capacity);
+    if (!traits::evicts(p)) {
+      return;
+    }
+    if (traits::supports_decode(p)) {
+      expect_given("compressor", p, given);
+      expects(errc::no_capacity, std::int64_t{b.slots} + b.slack < capacity,
+              "compressor: expected a capacity of at least ", std::int64_t{b.slots} + b.slack + 1,
+              " slots (budget, slack and the new token), got ", capacity);
+    }
+  }
+
+  std::vector<P> policies_;      // [layers · kv_heads], of a request
+  std::vector<budget> budgets_;  // the same
+  std::vector<std::optional<window_cut>> cuts_;
+};
+
+}  // namespace kvmeld::inline v0::detail
