@@ -58,7 +58,22 @@ constexpr void expect_on_device() {
                 "kvmeld/cuda/policies/<its name>.cuh, or specialise kvmeld::cuda::device_policy");
 }
 
-/// The rule of `policy` for the model of `cache`. Refused: an `attention_spec` of another shape.
+/// Refused (`unsupported`): what a model computes and the kernels do not.
+template <class Spec>
+void expect_plain(const Spec& spec) {
+  const auto expect = [](bool absent, const char* what) {
+    expects(errc::unsupported, absent, "cuda: expected no ", what,
+            " (not carried out by the kernels), got one");
+  };
+  expect(spec.soft_cap == 0, "soft_cap");
+  expect(spec.sink_logits.empty(), "sink_logits");
+  expect(spec.alibi_slopes.empty(), "alibi_slopes");
+  expect(spec.window == 0, "window");
+  expect(spec.value_dim == 0 || spec.value_dim == spec.key_dim, "value_dim other than key_dim");
+}
+
+/// The rule of `policy` for the model of `cache`. Refused: an `attention_spec` of another shape, or
+/// of more than the kernels compute.
 template <class Policy, class Scalar, class Spec = attention_spec>
 auto rule_of(const Policy& policy, const cache_view<Scalar>& cache) {
   expect_on_device<Policy>();
@@ -70,6 +85,7 @@ auto rule_of(const Policy& policy, const cache_view<Scalar>& cache) {
   expects(spec.key_dim == cache.dim && spec.group == cache.group,
           "cuda: expected an attention_spec with key_dim ", cache.dim, " and group ", cache.group,
           ", got ", spec.key_dim, " and ", spec.group);
+  expect_plain(spec);
   return device_policy<Policy>::rule(policy, spec);
 }
 
