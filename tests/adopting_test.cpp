@@ -188,6 +188,40 @@ TEST_CASE("an engine's own memory and attention, in four layouts", "[adopting]")
   CHECK((pool.size() >= 40 - 8 && pool.size() <= 40 - 6));  // 24 to 31 slots in pages of 4
 }
 
+TEST_CASE("a hybrid model's attention layers: full ones are compressed, windows are cut",
+          "[adopting][window]") {
+  const text x;
+  enum class kind { full, sliding, linear };
+  std::vector<kvmeld::attention_spec> specs;  // of the attention layers, which a cache has alone
+  std::vector<int> place;                     // of a model's layer in the cache; −1: it has none
+  for (const kind layer : {kind::linear, kind::sliding, kind::linear, kind::full}) {
+    place.push_back(layer == kind::linear ? -1 : static_cast<int>(specs.size()));
+    if (layer != kind::linear) {
+      specs.push_back({.kv_heads = heads, .group = group, .key_dim = dim});
+      specs.back().window = layer == kind::sliding ? 16 : 0;  // tokens, its own among them
+    }
+  }
+  kvmeld::cache kv(specs, {.layers = static_cast<int>(specs.size()), .capacity = tokens + 1});
+  kvmeld::compressor meld(kv, kvmeld::h2o{}, kvmeld::budget::shared(24));
+  for (const int layer : place) {
+    if (layer >= 0) {
+      kv.append(kv.heads(layer, 0), std::span(x.k).first(tokens * heads * dim),
+                std::span(x.v).first(tokens * heads * dim), tokens);
+      meld.prompt(kv.heads(layer, 0), kvmeld::queries(x.prompt(), tokens, kv.spec(layer)));
+    }
+  }
+  meld.end_prompt(0);
+  std::vector<float> out(heads * group * dim);
+  for (int t = tokens; t < tokens + steps; ++t) {
+    for (int layer = 0; layer < kv.layers(); ++layer) {
+      meld.step(kv.heads(layer, 0), x.token(t), out);
+    }
+  }
+  CHECK(place == std::vector<int>{-1, 0, -1, 1});
+  CHECK((kv.head(0).length() == 16 && kv.head(1).length() == 16));
+  CHECK(kv.head(2).length() + kv.head(3).length() == 2 * 24);
+}
+
 TEST_CASE("chunks of a prompt, a second cache, and sealed pages", "[adopting]") {
   const text x;
   kvmeld::cache kv({.kv_heads = 1, .group = group, .key_dim = dim}, {.capacity = tokens});
