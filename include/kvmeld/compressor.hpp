@@ -30,7 +30,7 @@ template <policy P>
 class compressor : private detail::request_calls<P> {
   using base = detail::request_calls<P>;
   using base::kv_, base::of, base::by_policy;
-  using typename base::lease, typename base::one_head;
+  using typename base::lease, typename base::one_head, typename base::leaving;
 
  public:
   /// One policy and budget for all heads. `given`: what an engine with its own attention will hand
@@ -108,10 +108,10 @@ class compressor : private detail::request_calls<P> {
       if (one.held.begun()) {
         this->finish(h, this->slots_of(h), work[worker]);
       } else if (one.limit.reached(head.length())) {
+        const leaving keeps{one, head};
         by_policy(h, [&](const auto& p) {
           kvmeld::compress(p, head, one.state, work[worker], one.limit);
         });
-        one.gone = head.next_position() - head.length();
       }
       if (!lengths.empty()) {
         lengths[as_size(i)] = head.length();
@@ -152,10 +152,10 @@ class compressor : private detail::request_calls<P> {
       const float* const v = in.v.floats(std::ptrdiff_t{i} * dim, dim, buffer + rows + dim);
       const head_ref head = kv_.head(h);
       float* const to = out.data() + std::ptrdiff_t{i} * rows;
+      const leaving keeps{one, head};
       one.not_finite = !by_policy(h, [&](const auto& p) {
         return try_step(p, head, one.state, w, q, k, v, one.limit, to);
       });
-      one.gone = head.next_position() - head.length();
     });
     this->expect_finite_steps(heads);
   }

@@ -27,24 +27,6 @@ struct step_attention {
 
 namespace detail {
 
-/// Refuses rows of another size than `shape` says, and null: "call: expected what [shape]".
-inline void expect_size(const char* call, const char* what, const any_span& x,
-                        std::initializer_list<index_t> shape) {
-  std::size_t wanted = 1;
-  for (const index_t n : shape) {
-    wanted *= as_size(n);
-  }
-  if (x.size() == wanted && (wanted == 0 || x.data() != nullptr)) [[likely]] {
-    return;
-  }
-  std::string axes;
-  for (const index_t n : shape) {
-    axes += (axes.empty() ? "" : ", ") + std::to_string(n);
-  }
-  expects(false, call, ": expected ", what, " [", axes, "] (", wanted, " numbers), got ",
-          x.size() == wanted ? "null" : std::to_string(x.size()));
-}
-
 template <policy P>
 class compressor_base : protected head_policies<P> {
  protected:
@@ -88,6 +70,12 @@ class compressor_base : protected head_policies<P> {
     const head_ref head = kv_.head(h);
     of(h).gone = head.next_position() - head.length();
   }
+  /// The same at the end of a scope, whatever a policy throws in it.
+  struct leaving {
+    one_head& one;
+    const head_ref& head;
+    ~leaving() { one.gone = head.next_position() - head.length(); }
+  };
   /// Refused: a head whose lengths were changed since, but for tokens appended: its state is not of
   /// these slots. Where it ends a prompt, tokens may have been taken away again, as those of a
   /// second reading (kvzip).
@@ -195,18 +183,23 @@ class compressor_base : protected head_policies<P> {
   }
 
   /// Plans a head's prompt on what was kept of its queries, and holds it to `slots` from now on.
+  /// A policy that throws once its plan was carried out has ended the prompt.
   void finish(index_t h, index_t slots, workspace& work) {
     const head_ref head = kv_.head(h);
     one_head& one = of(h);
-    if (head.length() > 0) {
+    const bool any = head.length() > 0;
+    if (any) {
       by_policy(h, [&](const auto& p) {
         const auto queries = planned_queries(p, head, one.state, one.held);
-        compress(p, head, one.state, work, budget{slots}, queries);
+        bring_to(p, head, one.state, work, budget{slots}, queries);
       });
     }
     one.limit = this->decode_limit(h, slots);
-    one.gone = head.next_position() - head.length();
     one.held.release();
+    leave(h);
+    if (any) {
+      by_policy(h, [&](const auto& p) { hooks(p).after_compress(head, one.state, slots); });
+    }
   }
 
   /// `tokens` rows of the heads chosen, `[tokens, heads, ...]`. Refused: heads that are not there

@@ -60,28 +60,6 @@ void expect_queries(const char* expected, const P& p, const head_ref& head,
   }
 }
 
-/// Takes back what a call counted before the policy refused it.
-class undo {
- public:
-  explicit undo(head_state& state)
-      : state_(&state), length_(state.length()), observed_(state.observed()) {}
-  undo(const undo&) = delete;
-  undo& operator=(const undo&) = delete;
-  ~undo() {
-    if (state_ != nullptr) {
-      state_->truncate(length_);
-      state_->count_queries(observed_ - state_->observed());
-    }
-  }
-  /// Nothing is to be taken back.
-  void release() { state_ = nullptr; }
-
- private:
-  head_state* state_;
-  index_t length_;
-  std::int64_t observed_;
-};
-
 }  // namespace detail
 
 /// Throws unless `compress` can bring `head` to `b`: a budget that fits the policy and the
@@ -176,12 +154,12 @@ void observe(const P& p, const head_ref& head, head_state& state,
   unless_done.release();
 }
 
-/// Brings one head to `b.slots` slots, as it is measured so far; `queries` are for policies that
-/// plan on them. Refused, with nothing changed: a budget that does not fit, missing queries,
-/// NaN or Inf where the head checks for them.
-template <policy P, class Query = float>
-void compress(const P& p, const head_ref& head, head_state& state, workspace& work, const budget& b,
-              const query_view<Query>& queries = {}) {
+namespace detail {
+
+/// `compress`, but for `after_compress`. What a policy throws here leaves the head as it was.
+template <policy P, class Query>
+void bring_to(const P& p, const head_ref& head, head_state& state, workspace& work, const budget& b,
+              const query_view<Query>& queries) {
   check_compress(p, head, state, b, queries.count > 0);
   detail::expect_queries("compress: expected finite queries", p, head, queries);
   detail::undo unless_planned(state);
@@ -191,6 +169,17 @@ void compress(const P& p, const head_ref& head, head_state& state, workspace& wo
     apply(p, work.plan, head, state, work.scratch);
   }
   unless_planned.release();
+}
+
+}  // namespace detail
+
+/// Brings one head to `b.slots` slots, as it is measured so far; `queries` are for policies that
+/// plan on them. Refused, with nothing changed: a budget that does not fit, missing queries,
+/// NaN or Inf where the head checks for them.
+template <policy P, class Query = float>
+void compress(const P& p, const head_ref& head, head_state& state, workspace& work, const budget& b,
+              const query_view<Query>& queries = {}) {
+  detail::bring_to(p, head, state, work, b, queries);
   hooks(p).after_compress(head, state, b.slots);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>  // std::ranges::find
+#include <utility>    // std::exchange
 
 #include "kvmeld/compress/compressor_base.hpp"
 #include "kvmeld/compress/saved_heads.hpp"
@@ -16,7 +17,8 @@ class request_calls : protected compressor_base<P> {
   using base = compressor_base<P>;
   using base::base;
   using base::kv_, base::heads_, base::of, base::by_policy, base::drafts_;
-  using typename base::drafted, typename base::lease, typename base::one_head;
+  using typename base::drafted, typename base::leaving, typename base::lease,
+      typename base::one_head;
 
   void draft(const head_selection& heads, const step_input& in, std::span<float> out,
              index_t tokens) {
@@ -49,7 +51,8 @@ class request_calls : protected compressor_base<P> {
       d.heads.push_back(heads[i]);
       const head_ref head = kv_.head(heads[i]);
       head_state& state = of(heads[i]).state;
-      const index_t length = head.length(), next = head.next_position(), measured = state.length();
+      const rows_taken_back rows_too{head, head.length(), head.next_position()};
+      const undo state_too(state);
       for (index_t t = 0; t < tokens; ++t) {
         const std::ptrdiff_t row = std::ptrdiff_t{t} * heads.count() + i;
         float* const to = out.data() + row * rows;
@@ -60,8 +63,6 @@ class request_calls : protected compressor_base<P> {
         });
         finite = finite && all_finite(to, rows);
       }
-      head.restore(length, next);
-      state.truncate(measured);
     }
     expects(errc::not_finite, finite, "draft: expected finite rows, got NaN or Inf");
     drafts.push_back(std::move(d));
@@ -86,19 +87,21 @@ class request_calls : protected compressor_base<P> {
     const index_t dim = kv_.head(0).dim(), rows = kv_.head(0).group() * dim;
     std::vector<float> out(as_size(rows));
     lease work(this->pool_, 1);
-    for (const drafted& d : drafts) {
+    // What a policy throws ends the draft: its tokens that were reached are not to count again.
+    for (const drafted& d : std::exchange(drafts, {})) {
       const float *q = d.q.data(), *k = d.k.data(), *v = d.v.data();
       for (index_t t = 0; t < tokens; ++t) {
         for (const index_t h : d.heads) {
+          const head_ref head = kv_.head(h);
+          one_head& one = of(h);
+          const leaving keeps{one, head};
           by_policy(h, [&](const auto& p) {
-            return try_step(p, kv_.head(h), of(h).state, work[0], q, k, v, of(h).limit, out.data());
+            return try_step(p, head, one.state, work[0], q, k, v, one.limit, out.data());
           });
-          this->leave(h);
           q += rows, k += dim, v += dim;
         }
       }
     }
-    drafts.clear();
   }
 
   void clear(index_t request) {
@@ -183,6 +186,13 @@ class request_calls : protected compressor_base<P> {
   }
 
  private:
+  /// Drafted rows are gone at the end of a scope, whatever a policy throws in it.
+  struct rows_taken_back {
+    head_ref head;
+    index_t length, next_position;
+    ~rows_taken_back() { head.restore(length, next_position); }
+  };
+
   /// What a head decodes within from now on, without a prompt that has begun.
   void hold_to(index_t h, const budget& limit) {
     of(h).limit = limit;

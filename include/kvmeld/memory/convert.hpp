@@ -6,8 +6,10 @@
 #include <bit>         // std::bit_cast
 #include <concepts>    // std::same_as
 #include <functional>  // std::less
-#include <ranges>      // std::ranges::contiguous_range
+#include <initializer_list>
+#include <ranges>  // std::ranges::contiguous_range
 #include <span>
+#include <string>
 #include <vector>
 #ifdef __F16C__
 #include <immintrin.h>
@@ -171,6 +173,28 @@ class any_span {
   std::size_t size_ = 0;
   storage type_ = storage::f32;
 };
+
+namespace detail {
+
+/// Refuses rows of another size than `shape` says, and null: "call: expected what [shape]".
+inline void expect_size(const char* call, const char* what, const any_span& x,
+                        std::initializer_list<index_t> shape) {
+  std::size_t wanted = 1;
+  for (const index_t n : shape) {
+    wanted *= as_size(n);
+  }
+  if (x.size() == wanted && (wanted == 0 || x.data() != nullptr)) [[likely]] {
+    return;
+  }
+  std::string axes;
+  for (const index_t n : shape) {
+    axes += (axes.empty() ? "" : ", ") + std::to_string(n);
+  }
+  expects(false, call, ": expected ", what, " [", axes, "] (", wanted, " numbers), got ",
+          x.size() == wanted ? "null" : std::to_string(x.size()));
+}
+
+}  // namespace detail
 
 /// Refuses NaN and Inf, naming the first.
 inline void expect_finite(const char* expected, const any_span& x) {
