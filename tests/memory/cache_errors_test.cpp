@@ -89,7 +89,7 @@ TEST_CASE("caches that cannot be are refused", "[cache][errors]") {
   apart({rows(k, layout::nhd), rows(v, layout::nhd)});
   refuses(invalid, "of all layers in one, or of each of 2 layers, got 0", [&] { apart({}); });
   refuses(invalid, "of each of 2 layers, got 3", [&] { apart({3, rows(k, layout::nhd)}); });
-  refuses(invalid, "in memory of its own, got one twice", [&] {
+  refuses(invalid, "of each layer in memory of its own, got layers 0 and 1 that share bytes", [&] {
     apart({2, rows(k, layout::nhd)});
   });
   refuses(invalid, "keys of at least 64 numbers, got 63", [&] {

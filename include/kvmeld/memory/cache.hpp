@@ -11,6 +11,17 @@
 
 namespace kvmeld::inline v0 {
 
+namespace detail {
+
+/// What has one owner at a time.
+struct move_only {
+  move_only() = default;
+  move_only(move_only&&) = default;
+  move_only& operator=(move_only&&) = default;
+};
+
+}  // namespace detail
+
 /// How large a cache with memory of its own is, and what it holds keys and values as.
 struct cache_options {
   index_t layers = 1;
@@ -108,8 +119,9 @@ class cache : public cache_base {
 ///
 /// An engine that allocates each layer apart gives a `std::vector<kvmeld::rows>`, one of each.
 /// Movable, not copyable: two views of the same rows would each count their own slots. Refused: as
-/// of `cache`, and memory that is too small for the layout, or in which rows overlap. Of
-/// layers apart, that of one must not reach into another's.
+/// of `cache`, memory that is too small for the layout, and rows that overlap: of one layer, or of
+/// two that are given apart. Such layers may interleave, as in an engine that holds `[slots,
+/// layers]` rows, if they are laid out alike. Keys are not compared with values.
 class strided_cache : public cache_base, detail::move_only {
  public:
   strided_cache(const attention_spec& spec, const cache_extents& extents, const layer_rows& keys,

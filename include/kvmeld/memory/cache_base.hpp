@@ -15,17 +15,6 @@
 
 namespace kvmeld::inline v0 {
 
-namespace detail {
-
-/// What has one owner at a time.
-struct move_only {
-  move_only() = default;
-  move_only(move_only&&) = default;
-  move_only& operator=(move_only&&) = default;
-};
-
-}  // namespace detail
-
 /// What heads keep beside their rows: log-mass, position, lengths.
 class head_records {
  public:
@@ -205,7 +194,8 @@ class cache_base {
     keys_ = {keys}, values_ = {values};
   }
   /// The same of an engine's rows, in pages where there are tables. Refused: rows of two storages
-  /// (`unsupported`), neither one memory nor one for each layer, what `place_rows` refuses.
+  /// (`unsupported`), neither one memory nor one for each layer, layers apart whose rows share a
+  /// byte, what `place_rows` refuses.
   void place(const char* call, const layer_rows& keys, const layer_rows& values,
              placed_tables tables = {}) {
     const index_t slots = tables.first.slots;
@@ -221,13 +211,20 @@ class cache_base {
         expects(errc::unsupported, r.type() == type_, call,
                 ": expected keys and values of one storage (not carried out by this version), got "
                 "two");
-        for (const rows& other : of) {
-          expects(&r == &other || r.data() != other.data(), call, ": expected ", what,
-                  " of each layer in memory of its own, got one twice");
-        }
         index_t pages = 0;
         list.push_back(detail::place_rows(call, what, r, spec(), each, slots, pages, own_tables));
         limit = std::min(limit, pages);
+      }
+      for (std::size_t b = 1; b < list.size(); ++b) {
+        for (std::size_t a = 0; a < b; ++a) {
+          const detail::axis outer = slots > 0 ? detail::axis{list[a].first.page, limit}
+                                               : detail::axis{list[a].request, requests()};
+          expects(
+              !detail::share_bytes(of[a], of[b], list[a], outer, kv_heads(),
+                                   slots > 0 ? slots : capacity(), row_size(type_, spec().key_dim)),
+              call, ": expected ", what, " of each layer in memory of its own, got layers ", a,
+              " and ", b, " that share bytes");
+        }
       }
       return list;
     };

@@ -4,8 +4,9 @@
 
 #include <algorithm>  // std::ranges::sort
 #include <array>
-#include <limits>  // std::numeric_limits
-#include <ranges>  // std::ranges::contiguous_range
+#include <functional>  // std::greater
+#include <limits>      // std::numeric_limits
+#include <ranges>      // std::ranges::contiguous_range
 #include <span>
 #include <variant>
 
@@ -61,6 +62,8 @@ struct strides {
   std::ptrdiff_t row = 0;  ///< slot to slot (of a page)
   std::ptrdiff_t element = 1;
   std::ptrdiff_t page = 0;  ///< in pages only
+
+  bool operator==(const strides&) const = default;
 };
 
 /// An engine's keys (or values), and how they are laid out. A view: the memory must live as long as
@@ -157,6 +160,12 @@ struct placed_rows {
 
 namespace detail {
 
+/// One index of a memory: how far its steps go, and how many values it has.
+struct axis {
+  std::ptrdiff_t stride;
+  index_t count;
+};
+
 /// Strides in elements of a layout: `slots` of a head, or of a page.
 inline strides strides_of(layout how, const attention_spec& spec, const cache_extents& e,
                           index_t row_size, index_t slots, std::ptrdiff_t size) {
@@ -208,10 +217,6 @@ inline placed_rows place_rows(const char* call, const char* what, const rows& fr
   expects(s.element == 1 || per_element == 1, call, ": expected ", what,
           " of blocks with an element stride of 1, got ", s.element);
   // From the shortest stride to the longest, each must step over all that the shorter ones reach.
-  struct axis {
-    std::ptrdiff_t stride;
-    index_t count;
-  };
   const auto reach_of = [&](auto axes) {
     std::ranges::sort(axes, {}, &axis::stride);
     std::ptrdiff_t reach = 1;
@@ -250,6 +255,42 @@ inline placed_rows place_rows(const char* call, const char* what, const rows& fr
           paged ? 0 : s.request * bytes,
           s.head * bytes,
           {from.data(), s.row * bytes, s.element * bytes, s.page * bytes}};
+}
+
+/// Do two memories of these axes share a byte of an element of `bytes`, the second one `apart`
+/// bytes after the first? Axes from the longest stride on, in bytes; each steps over all that those
+/// after it reach, so that its nearest steps alone can bring the two together.
+inline bool meet(std::ptrdiff_t apart, std::span<const axis> axes, std::ptrdiff_t bytes) {
+  if (axes.empty()) {
+    return apart < bytes && -apart < bytes;
+  }
+  const auto [stride, count] = axes.front();
+  const std::ptrdiff_t near = count == 1 ? 0 : apart / stride;
+  for (std::ptrdiff_t i = near - 1; i <= near + 1; ++i) {
+    if (i < count && -i < count && meet(apart - i * stride, axes.subspan(1), bytes)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/// Do the rows of two layers share a byte? `at`: of the first one; `outer`: its requests, or pages.
+/// Layers that are laid out differently are told apart by where their memory ends.
+inline bool share_bytes(const rows& a, const rows& b, const placed_rows& at, const axis& outer,
+                        index_t heads, index_t slots, index_t elements) {
+  const auto bytes = static_cast<std::ptrdiff_t>(element_bytes(a.type()));
+  const auto apart = static_cast<std::ptrdiff_t>(reinterpret_cast<std::uintptr_t>(b.data()) -
+                                                 reinterpret_cast<std::uintptr_t>(a.data()));
+  if (apart >= a.size() * bytes || -apart >= b.size() * bytes) {
+    return false;
+  }
+  std::array axes{outer, axis{at.first.row, slots}, axis{at.first.element, elements}};
+  std::ranges::sort(axes, std::greater<>(), &axis::stride);
+  bool shared = a.how() != b.how();
+  for (index_t h = 1 - heads; h < heads && !shared; ++h) {  // heads may lie at one place of a page
+    shared = meet(apart + h * at.head, axes, bytes);
+  }
+  return shared;
 }
 
 }  // namespace detail
