@@ -3,6 +3,7 @@
 #include <algorithm>  // std::ranges::equal
 #include <catch2/catch.hpp>
 #include <iterator>  // std::back_inserter
+#include <utility>   // std::pair
 #include <vector>
 
 #include "kvmeld/compressor.hpp"
@@ -149,6 +150,42 @@ TEST_CASE("compressor: shared budgets are one threshold over the model's scores"
   }
   CHECK(sum == static_cast<index_t>(heads.size()) * slots);
   CHECK(uneven);
+}
+
+TEST_CASE("compressor: tokens that came without queries share in a budget by a fresh score") {
+  for (const auto& example : fixtures::every_policy()) {
+    if (example.policy.slot_stats().empty()) {
+      continue;
+    }
+    CAPTURE(example.name);
+    const index_t tokens = 90, measured = 60, slots = 48;
+    model_cache kv(128), fresh_kv(128);
+    const auto b = budget::shared(slots, 0);
+    kvmeld::compressor meld(kv, example.policy, b), fresh(fresh_kv, example.policy, b);
+    read(meld, kv, prompt_rows(tokens), 1, tokens);  // another request's scores, of as many tokens
+    meld.clear(1);
+    const prompt_rows prompt(tokens);
+    for (const auto& [compressor, cache] : {std::pair(&meld, &kv), std::pair(&fresh, &fresh_kv)}) {
+      for (index_t l = 0; l < layers_of; ++l) {
+        prompt.append(*cache, l, 1, 0, measured);
+        compressor->prompt(model_cache::of(l, 1),
+                           kvmeld::queries(prompt.queries(l, 0, measured), measured, layer_spec));
+        prompt.append(*cache, l, 1, measured, tokens);
+      }
+      compressor->end_prompt(1);
+    }
+    index_t sum = 0;
+    for (index_t l = 0; l < layers_of; ++l) {
+      for (index_t i = 0; i < kv_heads_of; ++i) {
+        const index_t h = model_cache::of(l, 1).first + i;
+        CAPTURE(h);
+        CHECK(kv.head(h).length() == fresh_kv.head(h).length());
+        CHECK(same_head(kv.head(h), fresh_kv.head(h)));
+        sum += kv.head(h).length();
+      }
+    }
+    CHECK(sum == layers_of * kv_heads_of * slots);
+  }
 }
 
 TEST_CASE("compressor: what cannot be is refused by name, and changes nothing") {
