@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <functional>
 #include <optional>
 #include <sstream>
@@ -179,4 +180,35 @@ TEST_CASE("what a policy throws after its plan was carried out has ended the pro
   CHECK((r.kv.head(0).length() == 12 && r.kv.head(0).next_position() == tokens + 1));
   CHECK_THROWS_WITH(r.meld.step(r.kv.heads(0, 0), {std::span(q).first(out.size()), k, k}, out),
                     Catch::Contains("end_prompt first"));
+}
+
+TEST_CASE("a spoiled log-mass is refused by a step that plans with it, and the token is in",
+          "[errors]") {
+  const kvmeld::attention_spec spec{.kv_heads = 1, .group = group, .key_dim = dim};
+  kvmeld::cache kv(spec, {.capacity = 40});
+  const auto rows = fixtures::normal(tokens * dim), q = fixtures::normal(tokens * group * dim);
+  kv.append(kv.heads(0, 0), rows, rows, tokens);
+  kvmeld::compressor meld(kv, kvmeld::streaming_llm{}, budget{12, 14});
+  meld.end_prompt(0);
+  std::vector<float> out(group * dim);
+  const auto step = [&] {
+    meld.step(
+        kv.heads(0, 0),
+        {std::span(q).first(group * dim), std::span(rows).first(dim), std::span(rows).first(dim)},
+        out);
+  };
+  float& mass = kv.head(0).log_mass(0);  // a sink's, which every plan keeps
+  mass = -INFINITY;
+  step();  // below its trigger: no plan
+  try {
+    step();
+    FAIL("not refused");
+  } catch (const kvmeld::error& e) {
+    CHECK(e.code() == kvmeld::errc::not_finite);
+    CHECK_THAT(e.what(), Catch::Contains("a finite log-mass, got -inf"));
+  }
+  CHECK((kv.head(0).length() == 14 && kv.head(0).next_position() == tokens + 2));
+  mass = 0;
+  step();
+  CHECK((kv.head(0).length() == 12 && kv.head(0).next_position() == tokens + 3));
 }

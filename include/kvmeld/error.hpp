@@ -22,7 +22,7 @@ enum class errc {
 
 /// A call was refused. The message is "kvmeld: call: expected X, got Y", or only what was expected
 /// where nothing was given. Nothing has changed, but for the cases that docs/reference/errors.md
-/// lists: numbers that no one checked may let `apply` refuse a plan in the middle of a step.
+/// lists.
 class error : public std::runtime_error {
  public:
   /// `message`: "fn: expected X, got Y".
