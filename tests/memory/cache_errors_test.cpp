@@ -60,9 +60,6 @@ TEST_CASE("caches that cannot be are refused", "[cache][errors]") {
   refuses(unsupported, "expected keys and values of one storage", [] {
     kvmeld::cache(spec, {.capacity = 8, .keys = storage::f16, .values = storage::f32});
   });
-  refuses(invalid, "a key_dim that is a multiple of 32, got 4", [] {
-    kvmeld::cache(spec, {.capacity = 8, .keys = storage::q8_0, .values = storage::q8_0});
-  });
   refuses(invalid, "at least 1 layer and 1 request, got 0 and 1",
           [] { kvmeld::cache(spec, {.layers = 0, .capacity = 8}); });
   refuses(invalid, "at least 1 layer and 1 request, got 1 and -1",

@@ -37,8 +37,7 @@ struct cache_options {
 ///     kv.append(kv.heads(layer, request), k, v, tokens);   // [tokens, kv_heads, dim] each
 ///
 /// `spec`: of all layers, or a span with one for each, of which rope and scale may differ.
-/// Refused: shapes that cannot be, keys and values of different storage (`unsupported`), a dim that
-/// is no whole blocks.
+/// Refused: shapes that cannot be, keys and values of different storage (`unsupported`).
 class cache : public cache_base {
  public:
   cache(const attention_spec& spec, const cache_options& o) : cache(std::span(&spec, 1), o) {}
@@ -48,10 +47,6 @@ class cache : public cache_base {
     expects(errc::unsupported, o.keys == o.values,
             "cache: expected keys and values of one storage (not carried out by this version), got "
             "two");
-    expects(spec().key_dim % numbers_of(o.keys) == 0,
-            "cache: expected a key_dim that is a "
-            "multiple of ",
-            numbers_of(o.keys), ", got ", spec().key_dim);
     memory_.resize(2 * one_side());
     place();
   }

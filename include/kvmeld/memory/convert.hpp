@@ -62,8 +62,15 @@ inline void to_floats(row<q8_0> x, index_t dim, float* out) {
   for (index_t begin = 0; begin < dim; begin += q8_0::size) {
     const q8_0& block = x.data[begin / q8_0::size];
     const float scale = block.scale_as_float();
-    for (index_t i = 0; i < q8_0::size; ++i) {
-      out[begin + i] = scale * static_cast<float>(block.codes[i]);
+    const auto number = [&](index_t i) { return scale * static_cast<float>(block.codes[i]); };
+    if (dim - begin >= q8_0::size) [[likely]] {
+      for (index_t i = 0; i < q8_0::size; ++i) {
+        out[begin + i] = number(i);
+      }
+    } else {
+      for (index_t i = 0; i < dim - begin; ++i) {
+        out[begin + i] = number(i);
+      }
     }
   }
 }

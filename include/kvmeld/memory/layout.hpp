@@ -45,7 +45,8 @@ struct head_rows {
 };
 
 /// How an engine lays out its keys (or values): n tokens (slots), h KV heads, d numbers of a head.
-/// Layers are the outermost, then requests (in pages: then pages).
+/// Layers are the outermost, then requests (in pages: then pages). Rows in blocks are whole blocks:
+/// of dim 80 three of 32 numbers, the last filled with zeros.
 enum class layout {
   nhd,        ///< `[layers, requests, capacity, kv_heads, dim]`, as llama.cpp keeps keys
   hnd,        ///< `[layers, requests, kv_heads, capacity, dim]`
@@ -198,10 +199,8 @@ inline placed_rows place_rows(const char* call, const char* what, const rows& fr
                               index_t page_slots, index_t& pages, bool own_tables = false) {
   const bool paged = page_slots > 0;
   const index_t per_element = numbers_of(from.type()), slots = paged ? page_slots : e.capacity,
-                row_size = spec.key_dim / per_element;
+                row_size = kvmeld::row_size(from.type(), spec.key_dim);
   expects(from.data() != nullptr, call, ": expected ", what, ", got null");
-  expects(spec.key_dim % per_element == 0, call, ": expected a key_dim that is a multiple of ",
-          per_element, ", got ", spec.key_dim);
   if (const auto* how = std::get_if<layout>(&from.how())) {
     const bool in_pages = *how == layout::pages_nhd || *how == layout::pages_hnd;
     expects(in_pages == paged, call, ": expected ", what, " laid out as ",

@@ -88,10 +88,10 @@ concept plain_scalar =
 template <class T>
 concept storage_scalar = plain_scalar<T> || std::same_as<T, q8_0>;
 
-/// `Scalar`s that a row of `dim` numbers takes.
+/// `Scalar`s that a row of `dim` numbers takes: blocks are whole, the last one filled with zeros.
 template <class Scalar>
 constexpr index_t row_size(index_t dim) {
-  return std::same_as<Scalar, q8_0> ? dim / q8_0::size : dim;
+  return std::same_as<Scalar, q8_0> ? (dim + q8_0::size - 1) / q8_0::size : dim;
 }
 
 /// One key or one value: `dim` elements, `step` apart.
@@ -136,7 +136,9 @@ constexpr std::size_t element_bytes(storage type) {
 /// Numbers in one element.
 constexpr index_t numbers_of(storage type) { return type == storage::q8_0 ? q8_0::size : 1; }
 /// Elements of a row of `dim` numbers.
-constexpr index_t row_size(storage type, index_t dim) { return dim / numbers_of(type); }
+constexpr index_t row_size(storage type, index_t dim) {
+  return type == storage::q8_0 ? row_size<q8_0>(dim) : dim;
+}
 /// Bytes of a row of `dim` numbers.
 constexpr std::size_t row_bytes(storage type, index_t dim) {
   return as_size(row_size(type, dim)) * element_bytes(type);
@@ -195,12 +197,15 @@ void store_row(const T* from, row<Scalar> to, index_t dim) {
   }
 }
 
+/// ... a last block that `dim` does not fill is filled with zeros.
 template <class T>
 void store_row(const T* from, row<q8_0> to, index_t dim) {
   for (index_t begin = 0; begin < dim; begin += q8_0::size) {
     float x[q8_0::size];
-    std::transform(from + begin, from + begin + q8_0::size, x,
+    const index_t count = std::min(q8_0::size, dim - begin);
+    std::transform(from + begin, from + begin + count, x,
                    [](T e) { return static_cast<float>(e); });
+    std::fill(x + count, x + q8_0::size, 0.0F);
     to.data[begin / q8_0::size] = q8_0::of(x);
   }
 }
