@@ -149,9 +149,9 @@ TEST_CASE("null is refused by every call that takes rows or lists", "[errors]") 
   }
   m.refuses("step: expected out", [&] { m.meld.step(two, {q, k, v}, no_out); });
   m.refuses("draft: expected out", [&] { m.meld.draft(two, {q, k, v}, no_out, 1); });
-  m.refuses("append: expected keys and values, got null",
+  m.refuses("append: expected keys, got null",
             [&] { m.kv.append(all, null(12), std::vector<float>(12), 1); });
-  m.refuses("append: expected keys and values, got null",
+  m.refuses("append: expected values, got null",
             [&] { m.kv.append(all, std::vector<float>(12), null(12), 1); });
   m.refuses("queries: expected rows, got null", [&] { kvmeld::queries(null(24), 1, m.kv.spec()); });
   m.refuses("queries: expected log_sum_exp, got null", [&] {
@@ -190,7 +190,7 @@ TEST_CASE("short extents and memory of others are refused by every call", "[erro
   m.refuses("draft: expected q [2, 2, 2, 4] (32 numbers), got 16", [&] {
     m.meld.draft(two, {q, k, v}, m.out, 2);
   });
-  m.refuses("append: expected keys and values [2, 3, 4], got 24 and 23 numbers",
+  m.refuses("append: expected values [2, 3, 4], got 23 numbers",
             [&] { m.kv.append(all, std::vector<float>(24), std::vector<float>(23), 2); });
   const std::vector<float> p(3 * 2 * 12, 0.1F);
   const auto first = [](const std::vector<float>& x, std::size_t n) {

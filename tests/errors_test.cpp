@@ -105,9 +105,8 @@ TEST_CASE("tokens that do not fit are refused", "[errors]") {
   };
   const std::span<const float> all(x);
   kv.append(0, all.first(4), all.first(4));
-  bad("append: expected keys and values [2, 1, 4], got 5 and 5 numbers", all.first(5),
-      all.first(5));
-  bad("got 8 and 4 numbers", all.first(8), all.first(4));
+  bad("append: expected keys [2, 1, 4], got 5 numbers", all.first(5), all.first(5));
+  bad("append: expected values [2, 1, 4], got 4 numbers", all.first(8), all.first(4));
   bad("append: expected at most 7 tokens, got 8", all.first(32), all.first(32));
   bad("got null", {static_cast<float*>(nullptr), 4}, all.first(4));
   bad("got null", all.first(4), {static_cast<float*>(nullptr), 4});
@@ -230,7 +229,8 @@ TEST_CASE("apply refuses plans that do not fit", "[plan][errors]") {
   other.keep(1, 0);
   other.correct_values(std::vector<float>{1, 2, 3, 4}, 4);
   refuses(
-      "expected a correction of dim 3, got 4", [&] { apply(other, head, state); }, everything);
+      "expected a value correction of dim 3, got 4", [&] { apply(other, head, state); },
+      everything);
   other.reset(5);
   other.keep(5, 0);  // a source past the head
   refuses(

@@ -118,12 +118,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (index_t r = 0; r < plan.rows(); ++r) {
       positions.push_back(head.position(plan.anchor(r)));
     }
-    if (!plan.has_correction() || plan.dim() == dim) {
+    const auto of_head = [&](index_t correction) { return correction == 0 || correction == dim; };
+    if (of_head(plan.key_dim()) && of_head(plan.value_dim())) {
       expected = {{plan, head, false}, {plan, head, true}};
     }
   }
   if (refused(head, [&] { apply(plan, head, state); })) {
-    fuzz::must(!lawful || plan.length() != head.length() || plan.dim() != dim,
+    fuzz::must(!lawful || plan.length() != head.length() || plan.key_dim() != dim ||
+                   plan.value_dim() != dim,
                "lawful, not refused");
   } else {
     fuzz::must(lawful && head.length() == plan.rows() && state.length() == plan.rows(), "rows");

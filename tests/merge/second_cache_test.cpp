@@ -80,7 +80,7 @@ TEST_CASE("a draft model's cache follows the plans of the model", "[second]") {
   REQUIRE(whole.has_correction());
   const auto bytes = fixtures::bytes_of(draft.head(0));
   CHECK_THROWS_WITH(apply(whole, draft.head(0)),
-                    Catch::Contains("expected a correction of dim 6, got 16"));
+                    Catch::Contains("expected a value correction of dim 6, got 16"));
   CHECK(fixtures::bytes_of(draft.head(0)) == bytes);
   merge_plan plan = whole;
   plan.clear_corrections();  // they were measured on the model's keys and values

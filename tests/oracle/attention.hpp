@@ -39,7 +39,7 @@ struct query_memory {
 };
 
 struct slot {
-  vec key, value;         // [dim]
+  vec key, value;         // [dim], [value_dim]
   double log_mass = 0;    // beta of the slot: 0 for an untouched token
   int position = 0;       // of the token; of the first member for merged tokens
   double score = 0;       // h2o: cumulative attention; zsmerge: decayed attention (eq. 5)
@@ -66,6 +66,9 @@ struct head {
   bool has_threshold = false;
   fold_memory memory = {};    // fold
   query_memory moments = {};  // expected_attention
+  int value_dim = 0;          // 0: dim
+
+  std::size_t values() const { return static_cast<std::size_t>(value_dim > 0 ? value_dim : dim); }
 };
 
 inline head make_head(int dim, int group = 1, double scale = 0) {
@@ -94,8 +97,13 @@ inline double dot(const vec& a, const vec& b) {
   return sum;
 }
 
+/// to += w from
+inline void add(vec& to, double w, const vec& from) {
+  for (std::size_t i = 0; i < to.size(); ++i) to[i] += w * from[i];
+}
+
 struct attention {
-  mat output;         // [group][dim]
+  mat output;         // [group][value_dim]
   mat probabilities;  // [group][slots]
   vec lse;            // [group], log-sum-exp of the logits
 };
@@ -130,7 +138,7 @@ inline attention attend(const head& h, const mat& q) {
   for (const vec& row : q) {
     double lse = 0;
     const vec a = softmax(logits_of(h, row), all, lse);
-    vec o(static_cast<std::size_t>(h.dim), 0.0);
+    vec o(h.values(), 0.0);
     for (std::size_t j = 0; j < a.size(); ++j)
       for (std::size_t i = 0; i < o.size(); ++i) o[i] += a[j] * h.slots[j].value[i];
     r.output.push_back(o);

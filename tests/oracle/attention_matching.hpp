@@ -57,7 +57,7 @@ struct attention_matching {
         const double highest = *std::max_element(l.begin(), l.end());
         double lse = 0, total = 0;
         const vec p = softmax(l, all, lse);
-        vec a, o(static_cast<std::size_t>(h.dim), 0.0);
+        vec a, o(h.values(), 0.0);
         for (std::size_t j = 0; j < l.size(); ++j) {
           a.push_back(std::exp(h.scale * dot(q, h.slots[j].key) - highest));
           total += std::exp(l[j] - highest);

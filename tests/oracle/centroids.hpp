@@ -42,17 +42,14 @@ struct centroids {
       h.slots.push_back(before.slots[j]);
       if (std::count(into.begin(), into.end(), j) == 1) continue;
       slot& made = h.slots.back();
-      made.key = made.value = vec(made.key.size(), 0.0);
+      made.key = vec(made.key.size(), 0.0), made.value = vec(made.value.size(), 0.0);
       double count = 0;
       for (std::size_t i = 0; i < into.size(); ++i)
         if (into[i] == j) count += std::exp(before.slots[i].log_mass);
       for (std::size_t i = 0; i < into.size(); ++i) {
         if (into[i] != j) continue;
         const double w = std::exp(before.slots[i].log_mass) / count;
-        for (std::size_t e = 0; e < made.key.size(); ++e) {
-          made.key[e] += w * before.slots[i].key[e];
-          made.value[e] += w * before.slots[i].value[e];
-        }
+        add(made.key, w, before.slots[i].key), add(made.value, w, before.slots[i].value);
       }
       made.log_mass = std::log(count);
     }

@@ -52,14 +52,12 @@ struct d2o {
         if (match[i].slot == j && !(match[i].cosine < h.threshold)) z += std::exp(match[i].cosine);
       if (z == e) continue;  // none came
       slot& s = h.slots[j];
-      for (std::size_t x = 0; x < s.key.size(); ++x) {
-        s.key[x] = e * before[j].key[x] / z;
-        s.value[x] = e * before[j].value[x] / z;
-        for (std::size_t i = 0; i < evicted.size(); ++i) {
-          if (match[i].slot != j || match[i].cosine < h.threshold) continue;  // evicted
-          s.key[x] += std::exp(match[i].cosine) * before[evicted[i]].key[x] / z;
-          s.value[x] += std::exp(match[i].cosine) * before[evicted[i]].value[x] / z;
-        }
+      s.key = vec(s.key.size(), 0.0), s.value = vec(s.value.size(), 0.0);
+      add(s.key, e / z, before[j].key), add(s.value, e / z, before[j].value);
+      for (std::size_t i = 0; i < evicted.size(); ++i) {
+        if (match[i].slot != j || match[i].cosine < h.threshold) continue;  // evicted
+        const double w = std::exp(match[i].cosine) / z;
+        add(s.key, w, before[evicted[i]].key), add(s.value, w, before[evicted[i]].value);
       }
     }
     keep_only(h, keep);

@@ -131,14 +131,12 @@ struct ems {
     double total = 0;
     for (std::size_t i : all) total += weight[i];
     vec direction(made.key.size(), 0.0);
-    made.value = direction;
+    made.value = vec(made.value.size(), 0.0);
     for (std::size_t i : all) {
       const double w = total > 0 ? weight[i] / total : 1 / static_cast<double>(all.size());
       const double length = norm(h.slots[i].key);
-      for (std::size_t e = 0; e < direction.size(); ++e) {
-        if (length > 0) direction[e] += w * h.slots[i].key[e] / length;
-        made.value[e] += w * h.slots[i].value[e];
-      }
+      if (length > 0) add(direction, w / length, h.slots[i].key);
+      add(made.value, w, h.slots[i].value);
     }
     const double length = norm(direction), own = made.members[0].norm;
     if (length > 0)

@@ -126,14 +126,11 @@ struct fold {
     slot s = h.slots[anchor];
     double total = 0;
     for (std::size_t i : members) total += m.mass[i];
-    s.key = s.value = vec(static_cast<std::size_t>(h.dim), 0.0);
+    s.key = vec(static_cast<std::size_t>(h.dim), 0.0), s.value = vec(h.values(), 0.0);
     s.log_mass = 0;
     for (std::size_t i : members) {
       const double w = m.mass[i] / total;
-      for (std::size_t e = 0; e < s.key.size(); ++e) {
-        s.key[e] += w * h.slots[i].key[e];
-        s.value[e] += w * h.slots[i].value[e];
-      }
+      add(s.key, w, h.slots[i].key), add(s.value, w, h.slots[i].value);
       s.log_mass += w * (h.slots[i].log_mass - std::log(w));
     }
     if (!m.queries.empty()) {
@@ -157,7 +154,7 @@ struct fold {
     for (std::size_t q = 0; q < m.queries.size(); ++q) {
       double lse = 0;
       x.push_back(softmax(logits_of(made, m.queries[q]), all, lse));
-      vec o(static_cast<std::size_t>(made.dim), 0.0);
+      vec o(made.values(), 0.0);
       for (std::size_t j = 0; j < before.slots.size(); ++j)
         for (std::size_t i = 0; i < o.size(); ++i)
           o[i] += m.probabilities[q][j] * before.slots[j].value[i];

@@ -117,14 +117,11 @@ struct keepkv {
     }
     const double a = log_sum(log_w), p = log_sum(log_p);
     double mean = 0;  // M
-    made.key = made.value = vec(made.key.size(), 0.0);
+    made.key = vec(made.key.size(), 0.0), made.value = vec(made.value.size(), 0.0);
     for (std::size_t j = 0; j < members.size(); ++j) {
       const double omega = std::exp(log_w[j] - a);
       mean += omega * estimate(members[j]);
-      for (std::size_t x = 0; x < made.key.size(); ++x) {
-        made.key[x] += omega * members[j].key[x];
-        made.value[x] += omega * members[j].value[x];
-      }
+      add(made.key, omega, members[j].key), add(made.value, omega, members[j].value);
     }
     made.log_mass = p;
     const double r = (a - p) / mean;

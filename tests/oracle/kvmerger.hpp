@@ -108,15 +108,12 @@ struct kvmerger {
     const double s = sigma > 0 ? sigma : std::max(mean_distance / std::sqrt(2.0), 1e-6);
     double total = 0;
     for (const double d : squared) total += std::exp(-d / (2 * s * s));
-    made.key = made.value = vec(made.key.size(), 0.0);
+    made.key = vec(made.key.size(), 0.0), made.value = vec(made.value.size(), 0.0);
     made.score = 0;
     for (std::size_t i = 0; i < members.size(); ++i) {
       const slot& member = h.slots[members[i]];
       const double w = std::exp(-squared[i] / (2 * s * s)) / total;
-      for (std::size_t x = 0; x < made.key.size(); ++x) {
-        made.key[x] += w * member.key[x];
-        made.value[x] += (scale_values ? size : 1) * w * member.value[x];
-      }
+      add(made.key, w, member.key), add(made.value, (scale_values ? size : 1) * w, member.value);
       made.score += member.score;
     }
     return made;  // log-mass as it was, 0

@@ -72,12 +72,13 @@ inline head apply_plan(const head& h, const dense_plan& p) {
         made = h.slots[j];
         found = true;
       }
-    made.key = made.value = vec(static_cast<std::size_t>(h.dim), 0.0);
-    for (std::size_t j = 0; j < h.slots.size(); ++j)
-      for (std::size_t i = 0; i < made.key.size(); ++i) {
+    made.key = vec(static_cast<std::size_t>(h.dim), 0.0), made.value = vec(h.values(), 0.0);
+    for (std::size_t j = 0; j < h.slots.size(); ++j) {
+      for (std::size_t i = 0; i < made.key.size(); ++i)
         made.key[i] += p.wk[r][j] * h.slots[j].key[i];
+      for (std::size_t i = 0; i < made.value.size(); ++i)
         made.value[i] += p.wv[r][j] * h.slots[j].value[i];
-      }
+    }
     if (!p.correction.empty())
       for (std::size_t i = 0; i < made.value.size(); ++i) made.value[i] += p.correction[r][i];
     made.log_mass = p.log_mass[r];

@@ -31,10 +31,10 @@ struct zsmerge {
   /// Eq. 7 with any count for the token that is merged: r <- (w_r r + w_c c) / (w_r + w_c).
   void fuse(slot& r, const slot& c) const {
     const double w = r.count + c.count;
-    for (std::size_t i = 0; i < r.key.size(); ++i) {
-      r.key[i] = (r.count * r.key[i] + c.count * c.key[i]) / w;
-      r.value[i] = (r.count * r.value[i] + c.count * c.value[i]) / w;
-    }
+    const auto mean = [&](vec& x, const vec& y) {
+      for (std::size_t i = 0; i < x.size(); ++i) x[i] = (r.count * x[i] + c.count * y[i]) / w;
+    };
+    mean(r.key, c.key), mean(r.value, c.value);
     r.score = score_sum ? r.score + c.score : std::max(r.score, c.score);
     r.count = w;
     r.log_mass = alpha * std::log(w);  // eq. 8

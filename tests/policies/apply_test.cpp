@@ -93,7 +93,7 @@ TEMPLATE_TEST_CASE("a plan or a removal that a policy's head refuses changes not
   SECTION("a correction of another dim") {
     merge_plan corrected = head.plan;
     corrected.correct_values(std::vector<float>(static_cast<std::size_t>(target)), 1);
-    head.refuses(corrected, "expected a correction of dim 8");
+    head.refuses(corrected, "expected a value correction of dim 8");
   }
   SECTION("removals of slots that are not there") {
     for (const auto& [removed, into] : {std::pair{tokens, 0}, {-2, 0}, {0, tokens}, {3, 3}}) {

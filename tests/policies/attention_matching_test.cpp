@@ -63,8 +63,10 @@ struct compared {
   oracle::head expected;
 
   compared(const oracle::attention_matching& o, index_t tokens, index_t dim, index_t group,
-           index_t target)
-      : kv(fixtures::random_cache<Scalar>(tokens, dim, group)), queries(tokens, group, dim, 2) {
+           index_t target, index_t value_dim)
+      : kv(fixtures::random_cache<Scalar>(tokens, dim, group, 0, 1, fixtures::default_rope,
+                                          value_dim)),
+        queries(tokens, group, dim, 2) {
     kv.head(0).log_mass(11) = 2;
     kv.head(0).log_mass(12) = -3;
     expected = fixtures::to_oracle(kv.head(0));
@@ -75,9 +77,10 @@ struct compared {
 /// LAW: the policy's head is the oracle's.
 template <class Scalar = float>
 void agree(const attention_matching& policy, const oracle::attention_matching& o, index_t tokens,
-           index_t dim, index_t group, index_t target, double tolerance = 1e-4) {
+           index_t dim, index_t group, index_t target, double tolerance = 1e-4,
+           index_t value_dim = 0) {
   auto [kv, queries, expected] =
-      fixtures::clearly([&] { return compared<Scalar>(o, tokens, dim, group, target); });
+      fixtures::clearly([&] { return compared<Scalar>(o, tokens, dim, group, target, value_dim); });
   auto state = fixtures::make_state(policy, kv);
   fixtures::compress(policy, kv, state, queries, target);
   CHECK(kv.head(0).length() == static_cast<index_t>(expected.slots.size()));
@@ -151,6 +154,7 @@ TEST_CASE("attention_matching is its oracle", "[oracle]") {
     const oracle::attention_matching o{.omp = omp, .recent = recent};
     INFO("omp " << omp << ", dim " << dim << ", group " << group << ", recent " << recent);
     agree(policy, o, 90, dim, group, 30);
+    agree(policy, o, 90, dim, group, 30, 1e-4, 11);
   }
 }
 

@@ -69,7 +69,7 @@ void compress(const Policy& policy, const fold& shared, model& m, fixtures::stat
 
 TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a share", "[oracle]") {
   const index_t of_group = GENERATE(1, 3), width = GENERATE(7, 16), clusters = GENERATE(0, 9);
-  const index_t slots = 40, chunk = 48;
+  const index_t slots = 40, chunk = 48, of_values = width == 7 ? 12 : 9;
   const float evicted = GENERATE(0.0F, 0.3F, 0.9F);
   fold policy;
   policy.pins = fold::pin_rule::scores, policy.clusters = clusters, policy.evicted = evicted;
@@ -82,16 +82,19 @@ TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a sha
                        .by_scores = true,
                        .clusters = clusters,
                        .evicted = evicted};
-  fixtures::cache<float> kv{
-      {.heads = 1, .group = of_group, .dim = width, .capacity = slots + chunk}};
+  fixtures::cache<float> kv{{.heads = 1,
+                             .group = of_group,
+                             .dim = width,
+                             .capacity = slots + chunk,
+                             .value_dim = of_values}};
   auto state = fixtures::make_state(any_policy(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   for (int round = 0; round < 2; ++round) {
-    const auto k = fixtures::normal(chunk * width), v = fixtures::normal(chunk * width);
+    const auto k = fixtures::normal(chunk * width), v = fixtures::normal(chunk * of_values);
     kv.append(0, k, v);
     for (index_t t = 0; t < chunk; ++t) {
       append(expected, fixtures::to_mat(&k[static_cast<std::size_t>(t * width)], 1, width)[0],
-             fixtures::to_mat(&v[static_cast<std::size_t>(t * width)], 1, width)[0],
+             fixtures::to_mat(&v[static_cast<std::size_t>(t * of_values)], 1, of_values)[0],
              round * chunk + t);
     }
     const fixtures::queries queries(chunk, of_group, width);

@@ -28,17 +28,18 @@ TEST_CASE("fold by scores in a stream is its oracle: what stands out has all but
                        .period = 4,
                        .stride = 1,
                        .decode_recent = 10};
-  fixtures::cache<float> kv{{.heads = 1, .group = of_group, .dim = width, .capacity = slots + 1}};
+  fixtures::cache<float> kv{
+      {.heads = 1, .group = of_group, .dim = width, .capacity = slots + 1, .value_dim = width + 3}};
   auto state = fixtures::make_state(any_policy(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   const budget most = kvmeld::budget_within(any_policy(policy), slots);
-  std::vector<float> out(static_cast<std::size_t>(of_group * width));
+  std::vector<float> out(static_cast<std::size_t>(of_group * (width + 3)));
   for (index_t t = 0; t < 2 * slots; ++t) {
     const auto q = fixtures::normal(of_group * width), k = fixtures::normal(width),
-               v = fixtures::normal(width);
+               v = fixtures::normal(width + 3);
     fixtures::step(any_policy(policy), kv, state, {q, k, v}, most, out);
     o.step(expected, fixtures::to_mat(q.data(), of_group, width),
-           fixtures::to_mat(k.data(), 1, width)[0], fixtures::to_mat(v.data(), 1, width)[0],
+           fixtures::to_mat(k.data(), 1, width)[0], fixtures::to_mat(v.data(), 1, width + 3)[0],
            most.slots, most.trigger);
     REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-3);
   }

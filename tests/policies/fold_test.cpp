@@ -151,19 +151,22 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
                        .leverage_ridge = 1,
                        .outlying = 1.6,
                        .period = 4};
-  fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = slots + chunk}};
+  const index_t of_values = GENERATE(0, 5) + dim;
+  fixtures::cache<float> kv{
+      {.heads = 1, .group = group, .dim = dim, .capacity = slots + chunk, .value_dim = of_values}};
   auto state = fixtures::make_state(kvmeld::any_policy(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   for (int round = 0; round < 2; ++round) {
     auto k = fixtures::normal(chunk * dim);
-    const auto v = fixtures::normal(chunk * dim);
+    const auto v = fixtures::normal(chunk * of_values);
     for (index_t i = 12 * dim; i < 17 * dim; ++i) {  // outliers, which few heads of noise have
       k[static_cast<std::size_t>(i)] *= 3;
     }
     kv.append(0, k, v);
     for (index_t t = 0; t < chunk; ++t) {
       append(expected, fixtures::to_mat(&k[static_cast<std::size_t>(t * dim)], 1, dim)[0],
-             fixtures::to_mat(&v[static_cast<std::size_t>(t * dim)], 1, dim)[0], round * chunk + t);
+             fixtures::to_mat(&v[static_cast<std::size_t>(t * of_values)], 1, of_values)[0],
+             round * chunk + t);
     }
     const fixtures::queries queries(chunk, group, dim);
     const auto reference = kvmeld::lookahead(kv, queries.view());

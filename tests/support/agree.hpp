@@ -17,12 +17,23 @@ struct setting {
   index_t trigger = 0;
   double clear = 1e-4;  ///< margin of decisions in decode; more where merged rows are rounded
   kvmeld::rotary rope = default_rope;
+  index_t value_dim = 0;  ///< 0: `dim`
+
+  index_t of_values() const { return value_dim == 0 ? dim : value_dim; }
 };
 
-/// Prompts and decode runs of several shapes; the last ones compress now and then.
-inline const setting settings[] = {
-    {100, 8, 1, 40, 60}, {100, 33, 2, 41, 60}, {257, 16, 4, 64, 40},    {30, 4, 3, 48, 80},
-    {1, 5, 1, 24, 100},  {60, 1, 1, 30, 0},    {100, 8, 2, 40, 60, 50}, {1, 8, 2, 24, 90, 31}};
+/// Prompts and decode runs of several shapes; some compress now and then. Of the last two, values
+/// are shorter than keys, and longer.
+inline const setting settings[] = {{100, 8, 1, 40, 60},
+                                   {100, 33, 2, 41, 60},
+                                   {257, 16, 4, 64, 40},
+                                   {30, 4, 3, 48, 80},
+                                   {1, 5, 1, 24, 100},
+                                   {60, 1, 1, 30, 0},
+                                   {100, 8, 2, 40, 60, 50},
+                                   {1, 8, 2, 24, 90, 31},
+                                   {100, 20, 2, 40, 50, 0, 1e-4, default_rope, 12},
+                                   {90, 12, 1, 40, 50, 45, 1e-4, default_rope, 20}};
 
 /// An oracle's policy, whichever it is.
 struct any_oracle {

@@ -76,15 +76,16 @@ void compress(const auto& policy, kvmeld::kv_cache auto& kv, state& all,
 /// One token of every head.
 void step(const auto& policy, kvmeld::kv_cache auto& kv, state& all, const kvmeld::step_input& in,
           const auto& budget, std::span<float> out) {
-  const index_t dim = kv.head(0).dim(), rows = kv.head(0).group() * dim;
+  const index_t group = kv.head(0).group(), dim = kv.head(0).dim(), rows = group * dim,
+                of_v = kv.head(0).value_dim();
   float* const buffer = all.workspace().input.data();
   for (std::ptrdiff_t h = 0; h < kv.heads(); ++h) {
     const auto head = static_cast<index_t>(h);
     kvmeld::check_step(of_head(policy, head), kv.head(head), of_head(budget, head));
     kvmeld::step(of_head(policy, head), kv.head(head), all[head], all.workspace(),
                  in.q.floats(h * rows, rows, buffer), in.k.floats(h * dim, dim, buffer + rows),
-                 in.v.floats(h * dim, dim, buffer + rows + dim), of_head(budget, head),
-                 out.data() + h * rows);
+                 in.v.floats(h * of_v, of_v, buffer + rows + dim), of_head(budget, head),
+                 out.data() + h * group * of_v);
   }
 }
 

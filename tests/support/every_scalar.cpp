@@ -17,8 +17,9 @@ void compress(const kvmeld::any_policy& policy, fixtures::cache<Scalar>& kv, fix
 template <class Scalar>
 void agree(const kvmeld::any_policy& policy, const any_oracle& oracle_policy, const setting& s,
            double tolerance, const std::type_identity_t<looks<Scalar>>& also) {
-  INFO(policy.name() << ": " << s.tokens << " tokens of " << s.dim << ", group " << s.group
-                     << ", target " << s.target << ", trigger " << s.trigger);
+  INFO(policy.name() << ": " << s.tokens << " tokens of " << s.dim << " and " << s.of_values()
+                     << ", group " << s.group << ", target " << s.target << ", trigger "
+                     << s.trigger);
   struct begun {
     fixtures::cache<Scalar> kv;
     queries prompt;
@@ -35,7 +36,8 @@ void agree(const kvmeld::any_policy& policy, const any_oracle& oracle_policy, co
   for (int tries = 0; !start || steps.size() < count; ++tries) {
     REQUIRE(tries < 20);
     start = clearly([&] {
-      begun b{random_cache<Scalar>(s.tokens, s.dim, s.group, s.tokens + s.steps + 1, 1, s.rope),
+      begun b{random_cache<Scalar>(s.tokens, s.dim, s.group, s.tokens + s.steps + 1, 1, s.rope,
+                                   s.value_dim),
               queries(s.tokens, s.group, s.dim),
               {}};
       b.expected = to_oracle(b.kv.head(0));
@@ -46,11 +48,11 @@ void agree(const kvmeld::any_policy& policy, const any_oracle& oracle_policy, co
         count, taken{{}, {}, {}, start->expected},
         [&](const taken& before) {
           const auto q = normal(s.group * s.dim);
-          const auto k = normal<Scalar>(s.dim), v = normal<Scalar>(s.dim);
+          const auto k = normal<Scalar>(s.dim), v = normal<Scalar>(s.of_values());
           taken next{q, {k.begin(), k.end()}, {v.begin(), v.end()}, before.expected};
           next.out = oracle_policy.step(next.expected, to_mat(q.data(), s.group, s.dim),
                                         to_mat(k.data(), 1, s.dim)[0],
-                                        to_mat(v.data(), 1, s.dim)[0], s.target, s.trigger);
+                                        to_mat(v.data(), 1, s.of_values())[0], s.target, s.trigger);
           return next;
         },
         s.clear);
@@ -65,13 +67,13 @@ void agree(const kvmeld::any_policy& policy, const any_oracle& oracle_policy, co
   };
   compress(policy, kv, state, start->prompt, s.target);
   look(start->expected);
-  std::vector<float> out(static_cast<std::size_t>(s.group * s.dim));
+  std::vector<float> out(static_cast<std::size_t>(s.group * s.of_values()));
   for (std::size_t t = 0; t < steps.size(); ++t) {
     INFO("step " << t);
     const taken& token = steps[t];
     fixtures::step(policy, kv, state, {token.q, token.k, token.v},
                    kvmeld::budget{s.target, s.trigger}, out);
-    REQUIRE(oracle::difference(to_mat(out.data(), s.group, s.dim), token.out) < tolerance);
+    REQUIRE(oracle::difference(to_mat(out.data(), s.group, s.of_values()), token.out) < tolerance);
     look(token.expected);
   }
 }

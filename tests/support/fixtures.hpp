@@ -47,10 +47,13 @@ oracle::mat to_mat(const T* data, index_t rows, index_t dim) {
 /// A library's head as the oracle sees it; the policies' own fields are left alone.
 oracle::head to_oracle(const kvmeld::kv_head auto& head) {
   oracle::head h = oracle::make_head(head.dim(), head.group(), static_cast<double>(head.scale()));
+  h.value_dim = head.value_dim();
   for (index_t s = 0; s < head.length(); ++s) {
     oracle::slot slot;
     for (index_t i = 0; i < head.dim(); ++i) {
       slot.key.push_back(static_cast<double>(static_cast<float>(head.key(s)[i])));
+    }
+    for (index_t i = 0; i < head.value_dim(); ++i) {
       slot.value.push_back(static_cast<double>(static_cast<float>(head.value(s)[i])));
     }
     slot.log_mass = static_cast<double>(head.log_mass(s));
@@ -64,14 +67,17 @@ oracle::head to_oracle(const kvmeld::kv_head auto& head) {
 template <class Scalar = float, class Storage = Scalar>
 fixtures::cache<Storage> random_cache(index_t tokens, index_t dim, index_t group,
                                       index_t capacity = 0, index_t heads = 1,
-                                      const kvmeld::rotary& rope = default_rope) {
+                                      const kvmeld::rotary& rope = default_rope,
+                                      index_t value_dim = 0) {
   fixtures::cache<Storage> kv{{.heads = heads,
                                .group = group,
                                .dim = dim,
                                .capacity = capacity == 0 ? tokens + 1 : capacity,
-                               .rope = rope}};
+                               .rope = rope,
+                               .value_dim = value_dim}};
   for (index_t h = 0; h < heads; ++h) {
-    kv.append(h, normal<Scalar>(tokens * dim), normal<Scalar>(tokens * dim));
+    kv.append(h, normal<Scalar>(tokens * dim),
+              normal<Scalar>(tokens * (value_dim == 0 ? dim : value_dim)));
   }
   return kv;
 }
@@ -106,9 +112,13 @@ struct queries {
 std::vector<float> bytes_of(const kvmeld::kv_head auto& head) {
   std::vector<float> all;
   for (index_t s = 0; s < head.length(); ++s) {
-    for (index_t i = 0; i < head.dim(); ++i) {
-      all.push_back(static_cast<float>(head.key(s)[i]));
-      all.push_back(static_cast<float>(head.value(s)[i]));
+    for (index_t i = 0; i < head.row_dim(); ++i) {
+      if (i < head.dim()) {
+        all.push_back(static_cast<float>(head.key(s)[i]));
+      }
+      if (i < head.value_dim()) {
+        all.push_back(static_cast<float>(head.value(s)[i]));
+      }
     }
     all.push_back(head.log_mass(s));
     all.push_back(static_cast<float>(head.position(s)));

@@ -23,7 +23,10 @@ words everything(kvmeld::kv_cache auto& kv, const fixtures::state& state) {
     const auto head = kv.head(h);
     for (index_t s = 0; s < head.length(); ++s) {
       for (index_t i = 0; i < head.dim(); ++i) {
-        add(static_cast<float>(head.key(s)[i])), add(static_cast<float>(head.value(s)[i]));
+        add(static_cast<float>(head.key(s)[i]));
+      }
+      for (index_t i = 0; i < head.value_dim(); ++i) {
+        add(static_cast<float>(head.value(s)[i]));
       }
       add(head.log_mass(s));
       all.push_back(static_cast<std::uint32_t>(head.position(s)));

@@ -22,11 +22,13 @@ struct cache_shape {
   float scale = 0;
   kvmeld::rotary rope = {};  ///< none: `default_rope`
   bool check_finite = false;
+  index_t value_dim = 0;  ///< 0: `dim`
 
   kvmeld::attention_spec spec() const {
     return {.kv_heads = heads,
             .group = group,
             .key_dim = dim,
+            .value_dim = value_dim,
             .scale = scale,
             .rope = rope.rotates() ? rope : default_rope,
             .check_finite = check_finite};

@@ -55,7 +55,7 @@ class compressor_base : protected head_policies<P> {
                   const observation_needs& given)
       : base(kv, policies, budgets, given),
         drafts_(as_size(kv_.requests())),
-        pool_(kv_.head(0).group(), kv_.head(0).dim(), kv_.head(0).capacity()) {
+        pool_(kv_.head(0).group(), kv_.head(0).row_dim(), kv_.head(0).capacity()) {
     heads_.reserve(as_size(kv_.heads()));
     for (index_t h = 0; h < kv_.heads(); ++h) {
       heads_.push_back(
@@ -207,11 +207,12 @@ class compressor_base : protected head_policies<P> {
   void expect_rows(const char* call, const head_selection& heads, const step_input& in,
                    std::span<float> out, index_t tokens) const {
     heads.check(call, kv_.heads());
-    const index_t n = heads.count(), group = kv_.head(0).group(), dim = kv_.head(0).dim();
+    const head_ref any = kv_.head(0);
+    const index_t n = heads.count(), group = any.group(), dim = any.dim(), of_v = any.value_dim();
     expect_size(call, "q", in.q, {tokens, n, group, dim});
     expect_size(call, "k", in.k, {tokens, n, 1, dim});
-    expect_size(call, "v", in.v, {tokens, n, 1, dim});
-    expect_size(call, "out", out, {tokens, n, group, dim});
+    expect_size(call, "v", in.v, {tokens, n, 1, of_v});
+    expect_size(call, "out", out, {tokens, n, group, of_v});
     const any_span written(out);
     expects(!written.overlaps(in.q) && !written.overlaps(in.k) && !written.overlaps(in.v), call,
             ": expected out in memory of its own, got that of q, k or v");

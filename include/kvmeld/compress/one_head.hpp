@@ -21,8 +21,9 @@ template <policy P>
 head_state make_head_state(const P& p, const head_ref& head) {
   traits::validate(p);
   const auto columns = traits::slot_stats(p);
-  return {columns, traits::memory(p, head.dim(), head.group(), head.capacity()), head.capacity(),
-          p.name(), traits::memory_follows_capacity(p, head.dim(), head.group(), head.capacity())};
+  const index_t dim = head.row_dim(), group = head.group(), capacity = head.capacity();
+  return {columns, traits::memory(p, dim, group, capacity), capacity, p.name(),
+          traits::memory_follows_capacity(p, dim, group, capacity)};
 }
 
 namespace detail {
@@ -34,7 +35,8 @@ void expect_state(const P& p, const head_ref& head, const head_state& state) {
           " slots, got one for ", state.capacity());
   expect_policy(p, state);
   const auto columns = static_cast<index_t>(traits::slot_stats(p).size());
-  const std::size_t memory = traits::memory(p, head.dim(), head.group(), state.memory_capacity());
+  const std::size_t memory =
+      traits::memory(p, head.row_dim(), head.group(), state.memory_capacity());
   expects(state.slot_stats() == columns && state.memory().size() == memory, p.name(),
           ": expected a state of ", columns, " columns and ", memory, " floats, got ",
           state.slot_stats(), " columns and ", state.memory().size(), " floats");
@@ -183,16 +185,17 @@ void compress(const P& p, const head_ref& head, head_state& state, workspace& wo
   hooks(p).after_compress(head, state, b.slots);
 }
 
-/// One decode step of one head: append, attend, observe, return to the budget. `q`, `out`
-/// `[group, dim]`; `k`, `v` `[dim]`. Nothing is allocated, save by a workspace that has
-/// not been reserved for such a head; when one slot is removed, the new token takes its place.
+/// One decode step of one head: append, attend, observe, return to the budget. `q [group, dim]`,
+/// `k [dim]`, `v [value_dim]`, `out [group, value_dim]`. Nothing is allocated, save by a workspace
+/// that has not been reserved for such a head; when one slot is removed, the new token takes its
+/// place.
 /// False: the output is not finite (NaN or Inf came in, or were in the head); the head and its
 /// state are as they were.
 template <policy P>
 bool try_step(const P& p, const head_ref& head, head_state& state, workspace& work, const float* q,
               const float* k, const float* v, const budget& b, float* out) {
   if (!detail::all_finite(q, head.group() * head.dim()) || !detail::all_finite(k, head.dim()) ||
-      !detail::all_finite(v, head.dim())) {
+      !detail::all_finite(v, head.value_dim())) {
     return false;
   }
   work.reserve(head);
@@ -212,7 +215,7 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
     hooks(p).predict_victim(head, state, b.slots, work.comparison);
   }
   hooks(p).attend(head, state, q, out, probabilities, log_sum_exp, &work.comparison);
-  if (!detail::all_finite(out, head.group() * head.dim())) {
+  if (!detail::all_finite(out, head.group() * head.value_dim())) {
     head.restore(head.length() - 1, head.next_position() - 1);
     state.truncate(known);
     return false;
@@ -264,6 +267,8 @@ inline void clear(const head_ref& head, head_state& state) {
 inline void copy(const head_ref& from, const head_state& from_state, const head_ref& to,
                  head_state& to_state) {
   expects(from.dim() == to.dim(), "copy: expected a head of dim ", from.dim(), ", got ", to.dim());
+  expects(from.value_dim() == to.value_dim(), "copy: expected a head of value_dim ",
+          from.value_dim(), ", got ", to.value_dim());
   expects(errc::no_capacity, from.length() <= to.capacity(), "copy: expected a head of at least ",
           from.length(), " slots, got ", to.capacity());
   to.expect_pages(0, from.length());
@@ -274,9 +279,9 @@ inline void copy(const head_ref& from, const head_state& from_state, const head_
 /// One token's rows of every active head, in the order in which the heads are chosen. Each in
 /// float, half or bfloat16: what came from the cache's own scalar is stored as it was.
 struct step_input {
-  any_span q;  ///< [heads, group, dim], rotated
-  any_span k;  ///< [heads, dim], rotated
-  any_span v;  ///< [heads, dim]
+  any_span q;  ///< [heads, group, key_dim], rotated
+  any_span k;  ///< [heads, key_dim], rotated
+  any_span v;  ///< [heads, value_dim]
 };
 
 }  // namespace kvmeld::inline v0

@@ -44,7 +44,8 @@ class request_calls : protected compressor_base<P> {
       head.expect_pages(head.length(), head.length() + tokens);
       kv_.expect_own_pages("draft", h, head.length(), head.length() + tokens);
     }
-    const index_t dim = kv_.head(0).dim(), rows = kv_.head(0).group() * dim;
+    const head_ref any = kv_.head(0);
+    const index_t dim = any.dim(), of_v = any.value_dim(), group = any.group();
     drafted d{.heads = {}, .tokens = tokens, .q = in.q.all(), .k = in.k.all(), .v = in.v.all()};
     bool finite = true;
     for (index_t i = 0; i < heads.count(); ++i) {
@@ -55,13 +56,13 @@ class request_calls : protected compressor_base<P> {
       const undo state_too(state);
       for (index_t t = 0; t < tokens; ++t) {
         const std::ptrdiff_t row = std::ptrdiff_t{t} * heads.count() + i;
-        float* const to = out.data() + row * rows;
-        head.push(d.k.data() + row * dim, d.v.data() + row * dim);
+        float* const to = out.data() + row * group * of_v;
+        head.push(d.k.data() + row * dim, d.v.data() + row * of_v);
         state.extend(head.length());
         by_policy(heads[i], [&](const auto& p) {
-          hooks(p).attend(head, state, d.q.data() + row * rows, to, {}, {});
+          hooks(p).attend(head, state, d.q.data() + row * group * dim, to, {}, {});
         });
-        finite = finite && all_finite(to, rows);
+        finite = finite && all_finite(to, group * of_v);
       }
     }
     expects(errc::not_finite, finite, "draft: expected finite rows, got NaN or Inf");
@@ -84,8 +85,8 @@ class request_calls : protected compressor_base<P> {
       }
     }
     expects(tokens == 0 || !drafts.empty(), "accept: expected a draft, got none");
-    const index_t dim = kv_.head(0).dim(), rows = kv_.head(0).group() * dim;
-    std::vector<float> out(as_size(rows));
+    const head_ref any = kv_.head(0);
+    std::vector<float> out(as_size(any.group(), any.value_dim()));
     lease work(this->pool_, 1);
     // What a policy throws ends the draft: its tokens that were reached are not to count again.
     for (const drafted& d : std::exchange(drafts, {})) {
@@ -98,7 +99,7 @@ class request_calls : protected compressor_base<P> {
           by_policy(h, [&](const auto& p) {
             return try_step(p, head, one.state, work[0], q, k, v, one.limit, out.data());
           });
-          q += rows, k += dim, v += dim;
+          q += any.group() * any.dim(), k += any.dim(), v += any.value_dim();
         }
       }
     }

@@ -15,13 +15,14 @@
 
 namespace kvmeld::inline v0 {
 
-// Version 1. All numbers are little-endian; floats are their bits.
+// All numbers are little-endian; floats are their bits.
 //
 //     "kvmeld\r\n"                       8 bytes; line ends, as text mode would spoil them
-//     version                            u32
+//     version                            u32: 1; 2 where keys and values differ in shape
 //     scalar                             u32: 0 float, 1 half, 2 bfloat16, 3 q8_0
 //     heads, group, dim, capacity        u32 each
 //     scale                              f32
+//     dim of values                      u32, in version 2 alone
 //     for every head:
 //       policy's name                    u32 length, and its bytes
 //       columns                          u32, then (u32 fold, f32 initial) each
@@ -30,7 +31,7 @@ namespace kvmeld::inline v0 {
 //       length, measured, seen           u32 each: slots, those that have columns, tokens so far
 //       observed                         u64 queries
 //     for every head:
-//       keys, values                     [length, dim] scalars each; q8_0: blocks of half and 32 i8
+//       keys, values                     [length, its dim] scalars; q8_0: blocks of half and 32 i8
 //       log-mass, positions              [length] f32, [length] u32
 //       columns                          [columns, measured] f32
 //       memory                           f32
@@ -39,20 +40,25 @@ namespace kvmeld::inline v0 {
 namespace detail {
 
 inline constexpr std::string_view saved_magic = "kvmeld\r\n";
-inline constexpr std::uint32_t saved_version = 1;
+inline std::uint32_t saved_version(const head_ref& head) {
+  return head.value_dim() == head.dim() ? 1 : 2;
+}
 
 /// What saved heads and those that they are loaded into must agree on, field by field:
 /// `field(name, value)`. `Heads`: `count()`, and of the `i`-th `head(i)`, `state(i)`.
 template <class Heads, class Field>
 void each_common_field(Heads& heads, Field field) {
   const head_ref any = heads.head(0);
-  field("version", saved_version);
+  field("version", saved_version(any));
   field("scalar (0: float, 1: half, 2: bfloat16, 3: q8_0)", static_cast<std::uint32_t>(any.type()));
   field("heads", heads.count());
   field("group", any.group());
   field("dim", any.dim());
   field("capacity", any.capacity());
   field("scale", any.scale());
+  if (saved_version(any) == 2) {
+    field("dim of values", any.value_dim());
+  }
   for (index_t i = 0; i < heads.count(); ++i) {
     const head_state& state = heads.state(i);
     field("policy", state.policy());
@@ -92,7 +98,11 @@ template <class Number>
 void each_number(const head_ref& head, head_state& state, Number number) {
   for (const bool values : {false, true}) {
     for (index_t s = 0; s < head.length(); ++s) {
-      each_number(values ? head.value(s) : head.key(s), head.dim(), number);
+      if (values) {
+        each_number(head.value(s), head.value_dim(), number);
+      } else {
+        each_number(head.key(s), head.dim(), number);
+      }
     }
   }
   for (index_t s = 0; s < head.length(); ++s) {
@@ -175,7 +185,8 @@ void load_heads(std::istream& in, Heads& heads) {
             " tokens in total, got ", n.next_position);
     expects(errc::corrupt_file, n.observed >= 0, "load: expected at least 0 observed queries, got ",
             n.observed);
-    const std::size_t row = 2 * row_bytes(head.type(), head.dim());
+    const std::size_t row =
+        row_bytes(head.type(), head.dim()) + row_bytes(head.type(), head.value_dim());
     size += as_size(n.length) * (row + sizeof(float) + sizeof(index_t)) +
             sizeof(float) *
                 (as_size(n.measured, heads.state(h).slot_stats()) + heads.state(h).memory().size());

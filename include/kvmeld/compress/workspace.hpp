@@ -19,12 +19,13 @@ struct workspace {
   std::vector<float> attention;    ///< [group, capacity] probabilities of the last step
   std::vector<float> log_sum_exp;  ///< [group] of the last step
   std::vector<float> combined;     ///< [capacity] the group's attention as one number per slot
-  std::vector<float> input;        ///< [group + 2, dim] a step's rows that came in 16 bits
+  std::vector<float> input;        ///< [group + 2, row_dim] a step's rows that came in 16 bits
   slot_scratch scratch;            ///< of planning
   merge_plan plan;                 ///< the last plan made
   fused_similarity comparison;     ///< what the last step's attention has compared
 
-  void reserve(const head_ref& head) { reserve(head.group(), head.dim(), head.capacity()); }
+  void reserve(const head_ref& head) { reserve(head.group(), head.row_dim(), head.capacity()); }
+  /// `dim`: of keys or values, the larger.
   void reserve(index_t group, index_t dim, index_t capacity) {
     const auto g = as_size(group), n = as_size(capacity);
     attention.resize(std::max(attention.size(), g * n));

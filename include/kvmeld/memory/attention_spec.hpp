@@ -17,8 +17,7 @@ namespace kvmeld::inline v0 {
 /// of a query at `position`, over the slots that it sees (`sees`); without a cap, slopes and sinks
 /// `softmax(scale · q·k + log-mass)`. A log-sum-exp, wherever one is given or taken, is that of the
 /// denominator: the sink is in it. Policies ask the spec and own nothing of the model. A cache
-/// checks it when it is made (`checked`), and refuses by name what this version does not carry out
-/// yet.
+/// checks it when it is made (`checked`).
 struct attention_spec {
   index_t kv_heads = 0;                  ///< of the layer
   index_t group = 1;                     ///< query heads per KV head (GQA); 1: multi-head attention
@@ -53,7 +52,7 @@ struct attention_spec {
   }
 
   /// This, with every default filled in.
-  /// Refused: shapes that cannot be (`invalid_argument`), what is not carried out (`unsupported`).
+  /// Refused: shapes that cannot be.
   attention_spec checked() const {
     static constexpr index_t max_dim = 4096;
     expects(kv_heads > 0, "attention_spec: expected at least 1 KV head, got ", kv_heads);
@@ -71,7 +70,6 @@ struct attention_spec {
             "attention_spec: expected a finite soft_cap above 0 (0: none), got ", soft_cap);
     expect_of_heads("sink_logits", sink_logits);
     expect_of_heads("alibi_slopes", alibi_slopes);
-    unsupported_unless(dim_of_values() == key_dim, "value_dim other than key_dim");
     attention_spec s = *this;
     s.value_dim = dim_of_values();
     s.scale = scale == 0 ? 1.0F / std::sqrt(static_cast<float>(key_dim)) : scale;
@@ -86,10 +84,6 @@ struct attention_spec {
     for (const float x : numbers) {
       expects(std::isfinite(x), "attention_spec: expected finite ", what, ", got ", x);
     }
-  }
-  static void unsupported_unless(bool absent, const char* what) {
-    expects(errc::unsupported, absent, "attention_spec: expected no ", what,
-            " (not carried out by this version), got one");
   }
 };
 

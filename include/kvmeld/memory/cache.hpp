@@ -31,10 +31,10 @@ struct cache_options {
   storage values = storage::f32;
 };
 
-/// Keys and values of all heads, `[heads, capacity, dim]`, owned.
+/// Keys `[heads, capacity, key_dim]` and values `[heads, capacity, value_dim]`, owned.
 ///
 ///     kvmeld::cache kv(spec, {.layers = 32, .requests = 8, .capacity = 4096});
-///     kv.append(kv.heads(layer, request), k, v, tokens);   // [tokens, kv_heads, dim] each
+///     kv.append(kv.heads(layer, request), k, v, tokens);   // [tokens, kv_heads, ...] each
 ///
 /// `spec`: of all layers, or a span with one for each, of which rope and scale may differ.
 /// Refused: shapes that cannot be, keys and values of different storage (`unsupported`).
@@ -47,7 +47,7 @@ class cache : public cache_base {
     expects(errc::unsupported, o.keys == o.values,
             "cache: expected keys and values of one storage (not carried out by this version), got "
             "two");
-    memory_.resize(2 * one_side());
+    memory_.resize(bytes_of(spec().key_dim) + bytes_of(spec().value_dim));
     place();
   }
   cache(const cache& other) : cache_base(other), memory_(other.memory_) { place(); }
@@ -89,17 +89,19 @@ class cache : public cache_base {
   }
 
  private:
-  std::size_t one_side() const {
-    return as_size(heads(), capacity()) * row_bytes(type(), spec().key_dim);
+  /// Of all rows of `dim`.
+  std::size_t bytes_of(index_t dim) const {
+    return as_size(heads(), capacity()) * row_bytes(type(), dim);
   }
   void place() {
-    const auto row = static_cast<std::ptrdiff_t>(row_bytes(type(), spec().key_dim)),
-               element = static_cast<std::ptrdiff_t>(element_bytes(type())),
-               head = capacity() * row, request = kv_heads() * head;
-    const auto at = [&](std::byte* data) {
+    const auto at = [&](std::byte* data, index_t dim) {
+      const auto row = static_cast<std::ptrdiff_t>(row_bytes(type(), dim)),
+                 element = static_cast<std::ptrdiff_t>(element_bytes(type())),
+                 head = capacity() * row, request = kv_heads() * head;
       return placed_rows{data, requests() * request, request, head, {data, row, element}};
     };
-    set_rows(at(memory_.data()), at(memory_.data() + one_side()));
+    set_rows(at(memory_.data(), spec().key_dim),
+             at(memory_.data() + bytes_of(spec().key_dim), spec().value_dim));
   }
 
   std::vector<std::byte> memory_;  // keys, then values

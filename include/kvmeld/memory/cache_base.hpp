@@ -89,8 +89,9 @@ class cache_base {
             k};
   }
 
-  /// Appends tokens at their heads' next positions. `k`, `v` `[tokens, heads, dim]`: of one layer
-  /// of one request `[tokens, kv_heads, dim]`, of one token of several `[requests, kv_heads, dim]`.
+  /// Appends tokens at their heads' next positions. `k [tokens, heads, key_dim]`,
+  /// `v [tokens, heads, value_dim]`: of one layer of one request `[tokens, kv_heads, ...]`, of one
+  /// token of several `[requests, kv_heads, ...]`.
   /// Refused, with nothing changed: another size, null, too few slots (`no_capacity`) or pages
   /// (`no_page`), heads that are not there or come twice, NaN or Inf where the model checks for it.
   void append(const head_selection& heads, const any_span& k, const any_span& v, index_t tokens) {
@@ -107,7 +108,8 @@ class cache_base {
 
   /// Bytes of the slots in use: keys, values, log-mass, positions.
   std::size_t bytes() {
-    const std::size_t slot = 2 * row_bytes(type_, spec().key_dim) + sizeof(float) + sizeof(index_t);
+    const std::size_t slot = row_bytes(type_, spec().key_dim) + row_bytes(type_, spec().value_dim) +
+                             sizeof(float) + sizeof(index_t);
     std::size_t sum = 0;
     for (index_t h = 0; h < heads(); ++h) {
       sum += as_size(head(h).length()) * slot;
@@ -119,13 +121,15 @@ class cache_base {
   /// What `append` refuses.
   void expect_append(const head_selection& heads, const any_span& k, const any_span& v,
                      index_t tokens) {
-    const index_t count = heads.count(), dim = spec().key_dim;
+    const index_t count = heads.count();
     expects(tokens >= 0, "append: expected at least 0 tokens, got ", tokens);
-    const std::size_t wanted = as_size(tokens, count, dim);
-    expects(k.size() == wanted && v.size() == wanted, "append: expected keys and values [", tokens,
-            ", ", count, ", ", dim, "], got ", k.size(), " and ", v.size(), " numbers");
-    expects(wanted == 0 || (k.data() != nullptr && v.data() != nullptr),
-            "append: expected keys and values, got null");
+    const auto expect = [&](const char* what, const any_span& x, index_t dim) {
+      const std::size_t wanted = as_size(tokens, count, dim);
+      expects(x.size() == wanted, "append: expected ", what, " [", tokens, ", ", count, ", ", dim,
+              "], got ", x.size(), " numbers");
+      expects(wanted == 0 || x.data() != nullptr, "append: expected ", what, ", got null");
+    };
+    expect("keys", k, spec().key_dim), expect("values", v, spec().value_dim);
     expect_room("append", heads, tokens);
     if (spec().check_finite) {
       expect_finite("append: expected finite keys", k);
@@ -135,11 +139,11 @@ class cache_base {
   void append_rows(const head_selection& heads, const any_span& k, const any_span& v,
                    index_t tokens) {
     push_metadata(heads, tokens);
-    const index_t count = heads.count(), dim = spec().key_dim;
+    const index_t count = heads.count();
     for (index_t i = 0; i < count; ++i) {
       const head_ref to = head(heads[i]);
       const index_t first = to.length() - tokens;
-      const auto store = [&](const any_span& from, auto row_of) {
+      const auto store = [&](const any_span& from, index_t dim, auto row_of) {
         from.visit([&](auto numbers) {
           for (index_t t = 0; t < tokens; ++t) {
             detail::store_row(numbers.data() + (std::ptrdiff_t{t} * count + i) * dim,
@@ -147,8 +151,8 @@ class cache_base {
           }
         });
       };
-      store(k, [&](index_t s) { return to.key(s); });
-      store(v, [&](index_t s) { return to.value(s); });
+      store(k, to.dim(), [&](index_t s) { return to.key(s); });
+      store(v, to.value_dim(), [&](index_t s) { return to.value(s); });
     }
   }
 
@@ -180,8 +184,8 @@ class cache_base {
                 " in every layer, got ", x, " and ", y);
       };
       same("kv_heads", a.kv_heads, b.kv_heads), same("group", a.group, b.group);
-      same("key_dim", a.key_dim, b.key_dim),
-          same("check_finite", int{a.check_finite}, int{b.check_finite});
+      same("key_dim", a.key_dim, b.key_dim), same("value_dim", a.value_dim, b.value_dim);
+      same("check_finite", int{a.check_finite}, int{b.check_finite});
     }
     const auto heads = std::int64_t{extents.layers} * extents.requests * all[0].kv_heads;
     expects(heads <= std::numeric_limits<index_t>::max(),
@@ -201,7 +205,7 @@ class cache_base {
     const index_t slots = tables.first.slots;
     const bool own_tables = slots > 0 && kv_heads() > 1 && tables.heads_each == 1;
     index_t limit = std::numeric_limits<index_t>::max();
-    const auto placed = [&](const char* what, std::span<const rows> of) {
+    const auto placed = [&](const char* what, std::span<const rows> of, index_t dim) {
       expects(of.size() == 1 || of.size() == as_size(layers()), call, ": expected ", what,
               " of all layers in one, or of each of ", layers(), " layers, got ", of.size());
       cache_extents each = extents_;
@@ -212,7 +216,8 @@ class cache_base {
                 ": expected keys and values of one storage (not carried out by this version), got "
                 "two");
         index_t pages = 0;
-        list.push_back(detail::place_rows(call, what, r, spec(), each, slots, pages, own_tables));
+        list.push_back(
+            detail::place_rows(call, what, r, dim, spec(), each, slots, pages, own_tables));
         limit = std::min(limit, pages);
       }
       for (std::size_t b = 1; b < list.size(); ++b) {
@@ -228,7 +233,8 @@ class cache_base {
       }
       return list;
     };
-    keys_ = placed("keys", keys.list()), values_ = placed("values", values.list());
+    keys_ = placed("keys", keys.list(), spec().key_dim);
+    values_ = placed("values", values.list(), spec().value_dim);
     tables.first.limit = limit;
     tables_ = tables;
   }

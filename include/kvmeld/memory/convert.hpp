@@ -97,7 +97,7 @@ inline void convert_row(row<any_scalar> to, row<any_scalar> from, index_t dim) {
 /// All that `from` holds, and its lengths, to a head that has room for it. Rows that both have at
 /// the same place stay where they are.
 inline void copy_slots(const head_ref& from, const head_ref& to) {
-  const auto copy = [dim = from.dim()](row<any_scalar> x, row<any_scalar> y) {
+  const auto copy = [](row<any_scalar> x, row<any_scalar> y, index_t dim) {
     if (x.type != y.type) {
       convert_row(x, y, dim);
     } else if (x.data != y.data) {
@@ -108,8 +108,8 @@ inline void copy_slots(const head_ref& from, const head_ref& to) {
   to.truncate(0);
   to.restore(length, next);
   for (index_t s = 0; s < length; ++s) {
-    copy(to.key(s), from.key(s));
-    copy(to.value(s), from.value(s));
+    copy(to.key(s), from.key(s), from.dim());
+    copy(to.value(s), from.value(s), from.value_dim());
     to.log_mass(s) = from.log_mass(s);
     to.position(s) = from.position(s);
   }

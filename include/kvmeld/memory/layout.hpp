@@ -190,16 +190,16 @@ inline strides strides_of(layout how, const attention_spec& spec, const cache_ex
   return s;
 }
 
-/// Places an engine's rows; of a cache in pages of `page_slots` slots, else 0. `what`: "keys"
-/// or "values". `pages`: how many there are. `own_tables`: each head has pages of its own. Refused:
-/// null, another layout, blocks that do not lie side by side, rows that overlap, less memory than
-/// the strides reach.
-inline placed_rows place_rows(const char* call, const char* what, const rows& from,
+/// Places an engine's rows of `dim`; of a cache in pages of `page_slots` slots, else 0. `what`:
+/// "keys" or "values". `pages`: how many there are. `own_tables`: each head has pages of its own.
+/// Refused: null, another layout, blocks that do not lie side by side, rows that overlap, less
+/// memory than the strides reach.
+inline placed_rows place_rows(const char* call, const char* what, const rows& from, index_t dim,
                               const attention_spec& spec, const cache_extents& e,
                               index_t page_slots, index_t& pages, bool own_tables = false) {
   const bool paged = page_slots > 0;
   const index_t per_element = numbers_of(from.type()), slots = paged ? page_slots : e.capacity,
-                row_size = kvmeld::row_size(from.type(), spec.key_dim);
+                row_size = kvmeld::row_size(from.type(), dim);
   expects(from.data() != nullptr, call, ": expected ", what, ", got null");
   if (const auto* how = std::get_if<layout>(&from.how())) {
     const bool in_pages = *how == layout::pages_nhd || *how == layout::pages_hnd;
@@ -224,7 +224,7 @@ inline placed_rows place_rows(const char* call, const char* what, const rows& fr
               " that do not overlap, got layer stride ", s.layer, ", request stride ", s.request,
               ", head stride ", s.head, ", row stride ", s.row, ", element stride ", s.element,
               " and page stride ", s.page, " for [", e.layers, ", ", e.requests, ", ",
-              spec.kv_heads, ", ", slots, ", ", spec.key_dim, "]");
+              spec.kv_heads, ", ", slots, ", ", dim, "]");
       reach += (a.count - 1) * a.stride;
     }
     return reach;

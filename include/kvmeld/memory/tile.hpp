@@ -57,16 +57,17 @@ inline tile even_tile(const head_rows& l, index_t first, index_t count, index_t 
 
 /// Keys `first` to `first + count` − 1; `buffer [count, dim]` as above.
 inline tile load_keys(const head_ref& head, index_t first, index_t count, float* buffer) {
-  return head.even_floats(head.keys())  // known without reading every address
+  return head.even_keys()  // known without reading every address
              ? even_tile(head.keys(), first, count, head.dim())
              : load_tile([&](index_t s) { return head.key(s); }, first, count, head.dim(), buffer);
 }
 
-/// ... values.
+/// ... values; `buffer [count, value_dim]`.
 inline tile load_values(const head_ref& head, index_t first, index_t count, float* buffer) {
-  return head.even_floats(head.values()) ? even_tile(head.values(), first, count, head.dim())
-                                         : load_tile([&](index_t s) { return head.value(s); },
-                                                     first, count, head.dim(), buffer);
+  const index_t dim = head.value_dim();
+  return head.even_values()
+             ? even_tile(head.values(), first, count, dim)
+             : load_tile([&](index_t s) { return head.value(s); }, first, count, dim, buffer);
 }
 
 /// Floats of the longest row, the most that one buffer on the stack holds: no frame is larger than

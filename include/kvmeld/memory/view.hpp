@@ -45,6 +45,7 @@ class head_ref {
         kv_head_(kv_head),
         capacity_(capacity),
         dim_(spec.key_dim),
+        value_dim_(spec.dim_of_values()),
         group_(spec.group),
         scale_(spec.scale),
         keys_(keys),
@@ -57,7 +58,9 @@ class head_ref {
   index_t length() const { return *slots_.length; }
   index_t next_position() const { return *slots_.next_position; }
   index_t capacity() const { return capacity_; }
-  index_t dim() const { return dim_; }
+  index_t dim() const { return dim_; }                            ///< of keys, and queries
+  index_t value_dim() const { return value_dim_; }                ///< of values, and outputs
+  index_t row_dim() const { return std::max(dim_, value_dim_); }  ///< of the longer of the two
   index_t group() const { return group_; }
   float scale() const { return scale_; }
   /// Of numbers that the layer has one of for each query head, those of this head: `[group]`. Null:
@@ -79,21 +82,19 @@ class head_ref {
   const head_rows& keys() const { return keys_; }
   const head_rows& values() const { return values_; }
 
-  /// Are the rows of `l` floats, contiguous and evenly spaced?
-  bool even_floats(const head_rows& l) const {
-    constexpr std::ptrdiff_t size = sizeof(float);
-    return type_ == storage::f32 && table_.pages == nullptr && l.element == size &&
-           l.row >= dim() * size;
-  }
+  /// Are the keys floats, contiguous and evenly spaced?
+  bool even_keys() const { return even_floats(keys_, dim_); }
+  /// ... the values?
+  bool even_values() const { return even_floats(values_, value_dim_); }
 
-  /// Appends one token `[dim]` at the next position, with log-mass 0. Refused: no slot left
-  /// (`no_capacity`), no page for it in the table (`no_page`).
+  /// Appends one token, `key [dim]` and `value [value_dim]`, at the next position, with log-mass 0.
+  /// Refused: no slot left (`no_capacity`), no page for it in the table (`no_page`).
   template <class T>
   void push(const T* key, const T* value) const {
     expect_pages(length(), std::min(length() + 1, capacity()));
     const index_t s = push_metadata();
     detail::store_row(key, this->key(s), dim());
-    detail::store_row(value, this->value(s), dim());
+    detail::store_row(value, this->value(s), value_dim());
   }
   /// The next slot, at the next position, with log-mass 0; its rows are the caller's to write.
   index_t push_metadata() const {
@@ -144,9 +145,16 @@ class head_ref {
     return {table_.pages == nullptr ? l.slot(s) : l.slot(s, table_), l.element, type_};
   }
 
+  bool even_floats(const head_rows& l, index_t dim) const {
+    constexpr std::ptrdiff_t size = sizeof(float);
+    return type_ == storage::f32 && table_.pages == nullptr && l.element == size &&
+           l.row >= dim * size;
+  }
+
   slot_metadata slots_;
   const attention_spec* spec_;
-  index_t kv_head_, capacity_, dim_, group_;  // beside `spec_`, for loops that store through bytes
+  // Beside `spec_`, for loops that store through bytes.
+  index_t kv_head_, capacity_, dim_, value_dim_, group_;
   float scale_;
   head_rows keys_, values_;
   page_table table_;

@@ -28,7 +28,7 @@ inline void move_metadata(const head_ref& head, head_state& state, index_t to, i
 /// ... everything a slot is.
 inline void move_slot(const head_ref& head, head_state& state, index_t to, index_t from) {
   detail::copy_row(head.key(to), head.key(from), head.dim());
-  detail::copy_row(head.value(to), head.value(from), head.dim());
+  detail::copy_row(head.value(to), head.value(from), head.value_dim());
   move_metadata(head, state, to, from);
 }
 
@@ -38,14 +38,16 @@ inline void merge_into_anchor(const head_ref& head, head_state& state,
                               std::span<const merge_source> sources, float log_mass,
                               std::span<const float> delta_k = {},
                               std::span<const float> delta_v = {}) {
-  const auto merge = [&](float merge_source::*weight, std::span<const float> delta, auto row_of) {
+  const auto merge = [&](index_t dim, float merge_source::*weight, std::span<const float> delta,
+                         auto row_of) {
     if (sources.size() > 1 || sources.front().*weight != 1.0F ||
         std::ranges::any_of(delta, [](float x) { return x != 0.0F; })) {
-      merge_rows(head.dim(), sources, weight, delta, row_of);
+      merge_rows(dim, sources, weight, delta, row_of);
     }
   };
-  merge(&merge_source::key_weight, delta_k, [&](index_t s) { return head.key(s); });
-  merge(&merge_source::value_weight, delta_v, [&](index_t s) { return head.value(s); });
+  merge(head.dim(), &merge_source::key_weight, delta_k, [&](index_t s) { return head.key(s); });
+  merge(head.value_dim(), &merge_source::value_weight, delta_v,
+        [&](index_t s) { return head.value(s); });
   const auto anchor = as_size(sources.front().source);
   head.log_mass(sources.front().source) = log_mass;
   for (index_t c = 0; c < state.slot_stats(); ++c) {
@@ -95,7 +97,7 @@ inline bool overlap(const row_bytes_at& a, const row_bytes_at& b) {
 /// Refuses to merge into slot `s` where its value lies in its key, as in latent attention's rows:
 /// the merged key would be overwritten.
 inline void expect_own_values(const head_ref& head, index_t s) {
-  expects(!overlap({head.key(s), head.dim()}, {head.value(s), head.dim()}),
+  expects(!overlap({head.key(s), head.dim()}, {head.value(s), head.value_dim()}),
           "apply: expected keys and values in memory of their own where slots are merged, got "
           "overlapping rows of slot ",
           s);
@@ -113,8 +115,11 @@ inline bool changes_rows(const merge_plan& plan, index_t r) {
 inline void expect_applies(const merge_plan& plan, const head_ref& head, const head_state& state) {
   expects(plan.length() == head.length(), "apply: expected a plan of ", head.length(),
           " slots, got ", plan.length());
-  expects(!plan.has_correction() || plan.dim() == head.dim(),
-          "apply: expected a correction of dim ", head.dim(), ", got ", plan.dim());
+  const auto expect = [](const char* what, index_t dim, index_t got) {
+    expects(got == 0 || got == dim, "apply: expected a ", what, " correction of dim ", dim,
+            ", got ", got);
+  };
+  expect("key", head.dim(), plan.key_dim()), expect("value", head.value_dim(), plan.value_dim());
   check(plan);
   state.expect_capacity(head.length());
   for (index_t r = 0; r < plan.rows(); ++r) {
@@ -160,15 +165,15 @@ inline void carry_out(const merge_plan& plan, const head_ref& head, head_state& 
 inline void share_value(const slot_removal& d, const head_ref& head) {
   const index_t from = head.position(d.removed);
   float share[detail::row_floats];
-  const auto dim = as_size(head.dim());
-  to_floats(head.value(d.removed), head.dim(), share);
-  for (float& x : std::span(share, dim)) {
+  const index_t dim = head.value_dim();
+  to_floats(head.value(d.removed), dim, share);
+  for (float& x : std::span(share, as_size(dim))) {
     x /= static_cast<float>(d.share_count);
   }
   for (index_t s = 0; s < head.length(); ++s) {
     if (head.position(s) > from && head.position(s) <= d.share_until_position) {
       const merge_source own[] = {{s}};
-      merge_rows(head.dim(), own, &merge_source::value_weight, std::span(share, dim),
+      merge_rows(dim, own, &merge_source::value_weight, std::span(share, as_size(dim)),
                  [&](index_t r) { return head.value(r); });
     }
   }

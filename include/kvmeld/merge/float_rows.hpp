@@ -2,7 +2,7 @@
 /// Rows that take in others again and again, in float beside a storage of less precision.
 #pragma once
 
-#include <algorithm>  // std::equal
+#include <algorithm>  // std::equal, std::max
 #include <bit>        // std::bit_cast
 #include <cstddef>    // std::size_t
 #include <span>
@@ -34,15 +34,16 @@ inline bool is_rounding(const float* x, row<any_scalar> stored, index_t dim) {
 /// than half of the storage's unit. So a policy keeps the mean in float, in its memory, and what is
 /// stored is the rounding of it. Slots are known by their positions, which survive their moves.
 ///
-/// In `floats(rows, dim)` floats: per row the position and one, by its bits (0: a row of none), 1
-/// if it is still to be stored, a key and a value `[dim]`.
+/// In `floats(rows, dim)` floats, `dim` that of keys or values, whichever is larger: per row the
+/// position and one, by its bits (0: a row of none), 1 if it is still to be stored, a key and a
+/// value.
 class float_rows {
  public:
   static constexpr std::size_t floats(index_t rows, index_t dim) {
     return as_size(rows) * (2 * as_size(dim) + header);
   }
-  float_rows(std::span<float> memory, index_t rows, index_t dim)
-      : memory_(memory.data()), rows_(rows), dim_(dim) {}
+  float_rows(std::span<float> memory, index_t rows, const head_ref& head)
+      : memory_(memory.data()), rows_(rows), dim_(head.dim()), value_dim_(head.value_dim()) {}
 
   /// Before a plan's row or a removal is applied: its key and value in float. `sources`: the
   /// anchor, then the others. A slot that has no row here begins with its stored one.
@@ -56,17 +57,18 @@ class float_rows {
     float* const value = key + dim_;
     const bool known = position_in(own) == head.position(anchor) &&
                        is_rounding(key, head.key(anchor), dim_) &&
-                       is_rounding(value, head.value(anchor), dim_);
+                       is_rounding(value, head.value(anchor), value_dim_);
     if (!known) {  // else what was stored is from elsewhere
-      to_floats(head.key(anchor), dim_, key), to_floats(head.value(anchor), dim_, value);
+      to_floats(head.key(anchor), dim_, key), to_floats(head.value(anchor), value_dim_, value);
     }
-    const auto merged = [&](float* x, float merge_source::*weight, auto row_of) {
+    const auto merged = [&](float* x, index_t dim, float merge_source::*weight, auto row_of) {
       const row<any_scalar> in_float{reinterpret_cast<std::byte*>(x), sizeof(float), storage::f32};
-      merge_rows(dim_, sources, weight, {},
+      merge_rows(dim, sources, weight, {},
                  [&](index_t s) { return s == anchor ? in_float : row_of(s); });
     };
-    merged(key, &merge_source::key_weight, [&](index_t s) { return head.key(s); });
-    merged(value, &merge_source::value_weight, [&](index_t s) { return head.value(s); });
+    merged(key, dim_, &merge_source::key_weight, [&](index_t s) { return head.key(s); });
+    merged(value, value_dim_, &merge_source::value_weight,
+           [&](index_t s) { return head.value(s); });
     own[at_position] = std::bit_cast<float>(head.position(anchor) + 1);
     own[to_store] = 1;
   }
@@ -80,7 +82,7 @@ class float_rows {
       own[to_store] = 0;
       if (const index_t s = slot_at(head, position_in(own)); s >= 0) {
         detail::store_row(own + header, head.key(s), dim_);
-        detail::store_row(own + header + dim_, head.value(s), dim_);
+        detail::store_row(own + header + dim_, head.value(s), value_dim_);
       }
     }
   }
@@ -88,7 +90,7 @@ class float_rows {
  private:
   enum field : std::size_t { at_position, to_store, header };
 
-  float* at(index_t i) const { return memory_ + floats(i, dim_); }
+  float* at(index_t i) const { return memory_ + floats(i, std::max(dim_, value_dim_)); }
   static index_t position_in(const float* own) {
     return std::bit_cast<index_t>(own[at_position]) - 1;
   }
@@ -116,7 +118,7 @@ class float_rows {
   }
 
   float* memory_;
-  index_t rows_, dim_;
+  index_t rows_, dim_, value_dim_;
 };
 
 }  // namespace merge

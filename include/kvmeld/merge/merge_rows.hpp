@@ -74,30 +74,29 @@ inline bool is_mean(std::span<const merge_source> sources, float merge_source::*
   return sum <= 1 + 1e-6F;
 }
 
-/// Is the weighted sum of rows, and `delta`, finite in the storage of the rows?
+/// Is the weighted sum of rows `[dim]`, and `delta`, finite in the storage of the rows?
 template <class RowOf>
-bool fits(const head_ref& head, std::span<const merge_source> sources, float merge_source::*weight,
+bool fits(index_t dim, std::span<const merge_source> sources, float merge_source::*weight,
           std::span<const float> delta, RowOf row_of) {
   if (delta.empty() && is_mean(sources, weight)) {
     return true;
   }
-  const float limit = least_overflow(head.type());
+  const float limit = least_overflow(row_of(sources.front().source).type);
   bool all = true;
-  each_chunk_of_sum(head.dim(), sources, weight, delta, row_of,
-                    [&](index_t, index_t n, const float* sum) {
-                      for (index_t i = 0; i < n; ++i) {
-                        all = all && std::abs(sum[i]) < limit;  // not NaN
-                      }
-                    });
+  each_chunk_of_sum(dim, sources, weight, delta, row_of, [&](index_t, index_t n, const float* sum) {
+    for (index_t i = 0; i < n; ++i) {
+      all = all && std::abs(sum[i]) < limit;  // not NaN
+    }
+  });
   return all;
 }
 
 /// Are the key and the value of a row?
 inline bool fits(const head_ref& head, std::span<const merge_source> sources,
                  std::span<const float> delta_k, std::span<const float> delta_v) {
-  return fits(head, sources, &merge_source::key_weight, delta_k,
+  return fits(head.dim(), sources, &merge_source::key_weight, delta_k,
               [&](index_t s) { return head.key(s); }) &&
-         fits(head, sources, &merge_source::value_weight, delta_v,
+         fits(head.value_dim(), sources, &merge_source::value_weight, delta_v,
               [&](index_t s) { return head.value(s); });
 }
 

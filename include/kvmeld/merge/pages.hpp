@@ -33,11 +33,13 @@ void append_only(const merge_plan& plan, const kv_head auto& head, index_t seale
   for (index_t s = 0; s < sealed; ++s) {
     out.keep(s, head.log_mass(s));
   }
-  const auto dim = as_size(plan.dim());
-  std::vector<float> keys(as_size(sealed) * dim), values = keys;
-  const auto correct = [&](std::vector<float>& to, std::span<const float> delta) {
-    to.insert(to.end(), delta.begin(), delta.end());
-    to.resize(as_size(out.rows()) * dim);  // no correction: zeros
+  std::vector<float> keys(as_size(sealed, plan.key_dim())),
+      values(as_size(sealed, plan.value_dim()));
+  const auto correct = [&](std::span<const float> of_key, std::span<const float> of_value) {
+    keys.insert(keys.end(), of_key.begin(), of_key.end());
+    values.insert(values.end(), of_value.begin(), of_value.end());
+    keys.resize(as_size(out.rows(), plan.key_dim()));  // no correction: zeros
+    values.resize(as_size(out.rows(), plan.value_dim()));
   };
   for (index_t r = 0; r < plan.rows(); ++r) {
     const index_t anchor = plan.anchor(r);
@@ -47,18 +49,18 @@ void append_only(const merge_plan& plan, const kv_head auto& head, index_t seale
     const auto sources = plan.row(r);
     if (std::ranges::any_of(sources, [&](const merge_source& e) { return e.source < sealed; })) {
       out.keep(anchor, head.log_mass(anchor));
-      correct(keys, {}), correct(values, {});
+      correct({}, {});
     } else {
       std::ranges::for_each(sources, [&](const merge_source& e) { out.add(e); });
       out.end_row(plan.log_mass(r));
-      correct(keys, plan.key_correction(r)), correct(values, plan.value_correction(r));
+      correct(plan.key_correction(r), plan.value_correction(r));
     }
   }
   if (!plan.key_corrections().empty()) {
-    out.correct_keys(keys, plan.dim());
+    out.correct_keys(keys, plan.key_dim());
   }
   if (!plan.value_corrections().empty()) {
-    out.correct_values(values, plan.dim());
+    out.correct_values(values, plan.value_dim());
   }
   out.set_measured(plan.measured());
 }

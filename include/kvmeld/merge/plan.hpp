@@ -38,17 +38,18 @@ class merge_plan {
   index_t anchor(index_t r) const { return row(r).front().source; }
   float log_mass(index_t r) const { return log_mass_[as_size(r)]; }
 
-  /// Row `r [dim]` of `Δ_k` and of `Δ_v`, or empty: nothing is added.
-  std::span<const float> key_correction(index_t r) const { return row_of(key_correction_, r); }
-  std::span<const float> value_correction(index_t r) const { return row_of(value_correction_, r); }
-  /// `Δ_k`, `Δ_v` of all rows `[rows, dim]`, or empty.
-  std::span<const float> key_corrections() const { return key_correction_; }
-  std::span<const float> value_corrections() const { return value_correction_; }
-  bool has_correction() const { return !key_correction_.empty() || !value_correction_.empty(); }
+  /// Row `r` of `Δ_k [key_dim]` and of `Δ_v [value_dim]`, or empty: nothing is added.
+  std::span<const float> key_correction(index_t r) const { return keys_.row(r); }
+  std::span<const float> value_correction(index_t r) const { return values_.row(r); }
+  /// `Δ_k [rows, key_dim]`, `Δ_v [rows, value_dim]`, or empty.
+  std::span<const float> key_corrections() const { return keys_.all; }
+  std::span<const float> value_corrections() const { return values_.all; }
+  bool has_correction() const { return !keys_.all.empty() || !values_.all.empty(); }
   /// Were sources added to a row that was not ended?
   bool unfinished() const { return sources_.size() != begin_.back(); }
-  /// Of the corrections; 0: there are none.
-  index_t dim() const { return static_cast<index_t>(dim_); }
+  /// Numbers in a row of `Δ_k`, of `Δ_v`; 0: there is none.
+  index_t key_dim() const { return static_cast<index_t>(keys_.dim); }
+  index_t value_dim() const { return static_cast<index_t>(values_.dim); }
 
   /// Room for `capacity` slots, so that making a plan allocates nothing.
   void reserve(index_t capacity) {
@@ -61,8 +62,7 @@ class merge_plan {
   void reset(index_t length) {
     length_ = length;
     sources_.clear(), log_mass_.clear();
-    key_correction_.clear(), value_correction_.clear();
-    dim_ = 0;
+    clear_corrections();
     measured_.reset();
     begin_.assign(1, 0);
     is_source_.assign(as_size(std::max(length, index_t{0})), 0);
@@ -93,26 +93,25 @@ class merge_plan {
 
   /// `Δ_v [rows, dim]`, added to the values of the finished rows.
   void correct_values(std::span<const float> delta, index_t dim) {
-    correct(value_correction_, "value", delta, dim);
+    correct(values_, "value", delta, dim);
   }
   /// `Δ_k [rows, dim]`, added to the keys.
   void correct_keys(std::span<const float> delta, index_t dim) {
-    correct(key_correction_, "key", delta, dim);
+    correct(keys_, "key", delta, dim);
   }
 
   /// Removes the corrections: for a cache that they were not measured on, such as another
   /// model's.
   void clear_corrections() {
-    key_correction_.clear(), value_correction_.clear();
-    dim_ = 0;
+    for (correction* delta : {&keys_, &values_}) {
+      delta->all.clear(), delta->dim = 0;
+    }
   }
 
   /// Nothing is added to row `r`.
   void clear_corrections(index_t r) {
-    for (std::vector<float>* delta : {&key_correction_, &value_correction_}) {
-      if (!delta->empty()) {
-        std::fill_n(delta->begin() + static_cast<std::ptrdiff_t>(r) * dim(), dim_, 0.0F);
-      }
+    for (correction* delta : {&keys_, &values_}) {
+      std::fill_n(delta->all.data() + as_size(r) * delta->dim, delta->dim, 0.0F);
     }
   }
   /// Row `r` becomes its anchor, unchanged but for what is added to it; its other sources are
@@ -136,26 +135,28 @@ class merge_plan {
   friend void check(const merge_plan& plan);
 
  private:
-  std::span<const float> row_of(const std::vector<float>& correction, index_t r) const {
-    return correction.empty() ? std::span<const float>()
-                              : std::span(correction).subspan(as_size(r) * dim_, dim_);
-  }
-  void correct(std::vector<float>& to, const char* what, std::span<const float> delta,
-               index_t dim) {
-    expects(dim > 0 && delta.size() == log_mass_.size() * as_size(dim) &&
-                (!has_correction() || dim == this->dim()),
-            "merge_plan: expected a ", what, " correction [", rows(), ", ",
-            has_correction() ? this->dim() : dim, "], got ", delta.size(), " numbers");
-    dim_ = as_size(dim);
-    to.assign(delta.begin(), delta.end());
+  /// Numbers added to the keys, or values, of all rows.
+  struct correction {
+    std::vector<float> all;  // [rows, dim] or empty
+    std::size_t dim = 0;
+
+    std::span<const float> row(index_t r) const {
+      return std::span(all).subspan(as_size(r) * dim, dim);
+    }
+  };
+
+  void correct(correction& to, const char* what, std::span<const float> delta, index_t dim) {
+    expects(dim > 0 && delta.size() == log_mass_.size() * as_size(dim), "merge_plan: expected a ",
+            what, " correction [", rows(), ", ", dim, "], got ", delta.size(), " numbers");
+    to.dim = delta.empty() ? 0 : as_size(dim);
+    to.all.assign(delta.begin(), delta.end());
   }
 
   index_t length_ = 0;
   std::vector<merge_source> sources_;
-  std::vector<std::size_t> begin_ = {0};                  // [rows + 1] into sources_
-  std::vector<float> log_mass_;                           // [rows]
-  std::vector<float> key_correction_, value_correction_;  // [rows, dim_] or empty
-  std::size_t dim_ = 0;
+  std::vector<std::size_t> begin_ = {0};  // [rows + 1] into sources_
+  std::vector<float> log_mass_;           // [rows]
+  correction keys_, values_;
   std::optional<float> measured_;
   // Repeats are found as sources are added, so that `check` needs no scratch and only reads.
   static constexpr auto no_repeat = std::numeric_limits<std::size_t>::max();
@@ -192,10 +193,11 @@ inline void check(const merge_plan& plan) {
   }
   expects(!plan.unfinished(), "merge_plan: expected end_row after the sources of row ",
           plan.rows());
-  for (const auto delta : {plan.key_corrections(), plan.value_corrections()}) {
-    expects(delta.empty() || delta.size() == as_size(plan.rows(), plan.dim()),
-            "merge_plan: expected a correction [", plan.rows(), ", ", plan.dim(), "], got ",
-            delta.size(), " numbers");
+  for (const auto& [delta, dim] : {std::pair{plan.key_corrections(), plan.key_dim()},
+                                   std::pair{plan.value_corrections(), plan.value_dim()}}) {
+    expects(delta.empty() || delta.size() == as_size(plan.rows(), dim),
+            "merge_plan: expected a correction [", plan.rows(), ", ", dim, "], got ", delta.size(),
+            " numbers");
     for (const float x : delta) {
       expects(errc::not_finite, std::isfinite(x), "merge_plan: expected a finite correction, got ",
               x);

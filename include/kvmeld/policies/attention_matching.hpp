@@ -91,7 +91,7 @@ struct attention_matching {
     for (std::size_t r = 0; r < kept.size(); ++r) {
       out.keep(kept[r], beta[static_cast<Eigen::Index>(r)]);
     }
-    out.correct_values({delta.data(), as_size(delta.size())}, head.dim());
+    out.correct_values({delta.data(), as_size(delta.size())}, head.value_dim());
   }
 
  private:

@@ -61,7 +61,7 @@ struct cam {
     if (state.memory()[0] == 0 && !merge_prompt) {
       return;
     }
-    const index_t rows = out.rows(), dim = head.dim();
+    const index_t rows = out.rows(), dim = head.value_dim();
     const std::size_t size = as_size(rows) * as_size(dim);
     auto delta = detail::arena(work.numbers, size).rows(rows, dim);
     bool given = false;        // nothing is written, nor passed on, before the first value
@@ -143,8 +143,8 @@ struct cam {
                    std::ptrdiff_t n) {
     const merge_source both[] = {{to}, {s, 0, 1 / static_cast<float>(n)}};
     const auto added =
-        delta == nullptr ? std::span<const float>() : std::span(delta, as_size(head.dim()));
-    return merge::fits(head, both, &merge_source::value_weight, added,
+        delta == nullptr ? std::span<const float>() : std::span(delta, as_size(head.value_dim()));
+    return merge::fits(head.value_dim(), both, &merge_source::value_weight, added,
                        [&](index_t r) { return head.value(r); });
   }
   /// Do all slots behind slot `s`, up to position `last`, hold their share?

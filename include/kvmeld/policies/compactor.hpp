@@ -131,7 +131,7 @@ struct compactor {
     if (state.memory()[0] != 0) {
       for (index_t j = 0; j < m; ++j) {
         const index_t s = others[as_size(j)];
-        attended[j] = state.column(0)[as_size(s)] * norm(head.value(s), dim);
+        attended[j] = state.column(0)[as_size(s)] * norm(head.value(s), head.value_dim());
       }
       float before = 0;
       for (index_t j = 0; j < m; ++j) {

@@ -245,7 +245,7 @@ struct ems {
       const auto i = as_size(s);
       weight[i] = weight_of(s);
       length_of_key[i] = search::key_norm(head, s);
-      length_of_value[i] = kvmeld::norm(head.value(s), head.dim());
+      length_of_value[i] = kvmeld::norm(head.value(s), head.value_dim());
       centres -= alone(s) ? 1 : 0;
     }
     if (!with_position) {

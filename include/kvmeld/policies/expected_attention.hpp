@@ -140,7 +140,7 @@ struct expected_attention {
       score += logit.row(g).transpose() / (all.sum * static_cast<float>(group));
     }
     for (index_t s = 0; s < n; ++s) {
-      score[s] *= norm(head.value(s), dim);
+      score[s] *= norm(head.value(s), head.value_dim());
     }
     evict(head, target, is_protected, search::column_score({score.data(), as_size(n)}), work, out);
   }

@@ -45,7 +45,7 @@ struct key_diff {
   /// sums anew.
   void predict_victim(const kv_head auto& head, head_state& state, index_t,
                       fused_similarity& comparison) const {
-    const auto sum = state.memory().subspan(1);
+    const auto sum = sum_of(head, state);
     add_direction(head, head.length() - 1, 1, sum);
     float guess[detail::row_floats];
     std::ranges::copy(sum, guess);
@@ -73,11 +73,15 @@ struct key_diff {
                      slot_scratch&) const {
     if (change.removed != slot_removal::nowhere &&
         state.memory()[0] == std::bit_cast<float>(head.next_position())) {
-      add_direction(head, change.removed, -1, state.memory().subspan(1));
+      add_direction(head, change.removed, -1, sum_of(head, state));
     }
   }
 
  private:
+  /// `[dim]` of keys.
+  static std::span<float> sum_of(const kv_head auto& head, head_state& state) {
+    return state.memory().subspan(1, as_size(head.dim()));
+  }
   /// Calls `see(slot, score)` slot by slot. Keys are read twice, tile by tile; nothing is
   /// allocated.
   template <class See>

@@ -118,7 +118,8 @@ concept updates_by = requires(P& p, hook_arguments& x, const Change& change) {
 ///
 ///     std::array<slot_stat, n> slot_stats() const;      one float per slot each, in `head_state`
 ///     std::size_t memory(index_t dim, index_t group, index_t capacity) const;
-///                                                       floats per head beside the slots'
+///                                                       floats per head beside the slots'; `dim`:
+///                                                       of keys or values, the larger
 ///     static constexpr bool memory_follows_capacity = true;
 ///                                                       does `memory` mean something else for
 ///                                                       another capacity, where its size is the

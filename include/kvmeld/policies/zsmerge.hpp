@@ -172,7 +172,7 @@ struct zsmerge {
     return head.length() > 0 && detail::floats_in(head.key(0)) == nullptr;
   }
   merge::float_rows means(const kv_head auto& head, head_state& state) const {
-    return {state.memory(), residual, head.dim()};
+    return {state.memory(), residual, head};
   }
   index_t ring(index_t target) const { return std::max(index_t{2}, share_of(proximity, target)); }
   index_t context(index_t target) const { return target - ring(target) - residual; }

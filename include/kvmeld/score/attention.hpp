@@ -52,20 +52,20 @@ struct log_mass_of {
 ///
 /// with the model's soft cap, slopes, window and sinks (`attention_spec`), the queries at the
 /// newest position; in one sweep over keys and values, whatever the group; nothing is allocated. A
-/// mass function that caps logits itself says so: `static constexpr bool caps = true`. `q`, `out`
-/// `[group, dim]`. On request `probabilities` `[group, length]` and `log_sum_exp` `[group]` of `ℓ`;
-/// `comparison`, if it holds a request, is given every tile. Refused: no slots, null data, spans of
-/// another size.
+/// mass function that caps logits itself says so: `static constexpr bool caps = true`.
+/// `q [group, dim]`, `out [group, value_dim]`. On request `probabilities [group, length]` and
+/// `log_sum_exp [group]` of `ℓ`; `comparison`, if it holds a request, is given every tile. Refused:
+/// no slots, null data, spans of another size.
 template <class Mass>
 requires std::invocable<const Mass&, index_t, float>
 void attend(const head_ref& head, const Mass& log_mass, const float* q, float* out,
             std::span<float> probabilities = {}, std::span<float> log_sum_exp = {},
             fused_similarity* comparison = nullptr) {
   using Eigen::Map;
-  const index_t n = head.length(), dim = head.dim(), group = head.group();
+  const index_t n = head.length(), dim = head.dim(), of_v = head.value_dim(), group = head.group();
   expects(n > 0, "attend: expected at least 1 slot, got an empty head");
-  expects(q != nullptr && out != nullptr, "attend: expected q and out [", group, ", ", dim,
-          "], got null");
+  expects(q != nullptr && out != nullptr, "attend: expected q [", group, ", ", dim, "] and out [",
+          group, ", ", of_v, "], got null");
   expects(probabilities.empty() || probabilities.size() == as_size(group, n),
           "attend: expected probabilities [", group, ", ", n, "], got ", probabilities.size(),
           " floats");
@@ -76,7 +76,7 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
   }
   const bool converts = detail::floats_in(head.key(0)) == nullptr;
   const auto rows_of = [&](index_t floats) {
-    return std::clamp(floats / dim, index_t{1}, score::tile_slots);
+    return std::clamp(floats / head.row_dim(), index_t{1}, score::tile_slots);
   };
   const index_t near = rows_of(score::near_floats),
                 rows = rows_of(converts ? score::converted_floats : score::swept_floats);
@@ -93,7 +93,8 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
     for (index_t g = 0; g < heads; ++g) {
       all[g] = terms.sink(g0 + g);
     }
-    std::fill_n(out + std::ptrdiff_t{g0} * dim, std::ptrdiff_t{heads} * dim, 0.0F);
+    float* const outputs = out + std::ptrdiff_t{g0} * of_v;
+    std::fill_n(outputs, std::ptrdiff_t{heads} * of_v, 0.0F);
     for (index_t first = 0; first < n; first += rows) {
       const index_t count = std::min(rows, n - first);
       for (index_t i = 0; i < count; i += near) {
@@ -126,19 +127,18 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
         }
         std::fill(mass[g] + count, mass[g] + score::padded(count), lowest);
         score::aligned_block block(mass[g], score::padded(count));
-        Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) *= all[g].take(block);
+        Map<Eigen::VectorXf>(outputs + std::ptrdiff_t{g} * of_v, of_v) *= all[g].take(block);
       }
       for (index_t i = 0; i < count; i += near) {
         const auto values = detail::load_values(head, first + i, std::min(near, count - i), buffer);
-        score::pv_tile(mass[0] + i, score::tile_slots, heads, values,
-                       out + std::ptrdiff_t{g0} * dim);
+        score::pv_tile(mass[0] + i, score::tile_slots, heads, values, outputs);
         if (g0 == 0 && compares && comparison->values_requested()) {
           comparison->add_values(first + i, values);
         }
       }
     }
     for (index_t g = 0; g < heads; ++g) {
-      Map<Eigen::VectorXf>(out + std::ptrdiff_t{g0 + g} * dim, dim) /= all[g].sum;
+      Map<Eigen::VectorXf>(outputs + std::ptrdiff_t{g} * of_v, of_v) /= all[g].sum;
       if (!log_sum_exp.empty()) {
         log_sum_exp[as_size(g0 + g)] = all[g].log_sum_exp();
       }

@@ -33,11 +33,11 @@ matrix keys(const kv_head auto& head) {
   return m;
 }
 
-/// `[length, dim]`
+/// `[length, value_dim]`
 matrix values(const kv_head auto& head) {
-  matrix m(head.length(), head.dim());
+  matrix m(head.length(), head.value_dim());
   for (index_t s = 0; s < head.length(); ++s) {
-    to_floats(head.value(s), head.dim(), &m(s, 0));
+    to_floats(head.value(s), head.value_dim(), &m(s, 0));
   }
   return m;
 }

@@ -181,10 +181,10 @@ class fused_similarity {
       return;
     }
     slot_ = s;
-    prepare(keys_, head.key(s), head);
+    prepare(keys_, head.key(s), head.dim(), head.capacity());
     with_values_ = values_too;
     if (values_too) {
-      prepare(values_, head.value(s), head);
+      prepare(values_, head.value(s), head.value_dim(), head.capacity());
     }
   }
   /// Requests the comparison of any `row [dim]` with all keys, under slot `s`; `directions [dim]`
@@ -224,12 +224,12 @@ class fused_similarity {
   }
   /// Grows at first use.
   template <class Row>
-  static void prepare(products& a, Row row, const kv_head auto& head) {
+  static void prepare(products& a, Row row, index_t dim, index_t capacity) {
     const auto grow = [](std::vector<float>& x, index_t n) {
       x.resize(std::max(x.size(), as_size(n)));
     };
-    grow(a.row, head.dim()), grow(a.dot, head.capacity()), grow(a.norm, head.capacity());
-    to_floats(row, head.dim(), a.row.data());
+    grow(a.row, dim), grow(a.dot, capacity), grow(a.norm, capacity);
+    to_floats(row, dim, a.row.data());
   }
 
   index_t slot_ = npos;

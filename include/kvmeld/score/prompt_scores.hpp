@@ -69,7 +69,7 @@ void lookahead_max(const Head& head, const query_view<Query>& queries, index_t h
   });
   for (index_t s = 0; s < n; ++s) {
     out[as_size(s)] =
-        norm(head.value(s), head.dim()) * best.col(s).sum() / static_cast<float>(group);
+        norm(head.value(s), head.value_dim()) * best.col(s).sum() / static_cast<float>(group);
   }
 }
 

@@ -34,7 +34,8 @@ struct ems_redundancy {
     const float k = cosine(keys.empty() ? score::dot(head.key(a), head.key(b), head.dim())
                                         : score::dot(turned(a), turned(b), head.dim()),
                            key_norm, a, b);
-    const float v = cosine(score::dot(head.value(a), head.value(b), head.dim()), value_norm, a, b);
+    const float v =
+        cosine(score::dot(head.value(a), head.value(b), head.value_dim()), value_norm, a, b);
     return k < 0 && v < 0 ? -k * v : k * v;
   }
 
@@ -91,7 +92,8 @@ KVMELD_NOINLINE void dots_and_norms(const kv_head auto& head, index_t first, ind
 template <bool values>
 KVMELD_NOINLINE void cosines_with(const kv_head auto& head, index_t e, index_t first, index_t count,
                                   float* cosines) {
-  const index_t dim = head.dim(), rows = std::max(tile_floats / dim, index_t{1});
+  const index_t dim = values ? head.value_dim() : head.dim(),
+                rows = std::max(tile_floats / dim, index_t{1});
   float x[row_floats], dot[max_tile_slots], norm[max_tile_slots], own = 0;
   to_floats(values ? head.value(e) : head.key(e), dim, x);
   score::row_norms({x, 1, dim, Eigen::OuterStride<>(dim)}, &own);

@@ -96,7 +96,7 @@ struct fold_prompt {
       }
     }
     // The rows in slot order, a cluster at its seed: keys, values, mass, anchors.
-    dense::matrix key(target, head.dim()), value(target, head.dim());
+    dense::matrix key(target, head.dim()), value(target, head.value_dim());
     dense::vector row_mass(target);
     std::vector<index_t> cluster_of;  // [rows], −1: pinned
     work.order.clear();               // [rows] anchors
@@ -168,14 +168,13 @@ struct fold_prompt {
       }
       out.end_row(fitted.log_mass[r]);
     }
-    const auto size_of_all = as_size(key.size());
     if (ridge > 0 || refine > 0) {
       fitted.value -= value;
-      out.correct_values({fitted.value.data(), size_of_all}, head.dim());
+      out.correct_values({fitted.value.data(), as_size(fitted.value.size())}, head.value_dim());
     }
     if (refine > 0) {
       fitted.key -= key;
-      out.correct_keys({fitted.key.data(), size_of_all}, head.dim());
+      out.correct_keys({fitted.key.data(), as_size(fitted.key.size())}, head.dim());
     }
   }
 
