@@ -111,7 +111,7 @@ TEST_CASE("tokens that do not fit are refused", "[errors]") {
   bad("got null", {static_cast<float*>(nullptr), 4}, all.first(4));
   bad("got null", all.first(4), {static_cast<float*>(nullptr), 4});
   const std::size_t huge = std::size_t{1} << 34;  // tokens beyond int32; never read
-  bad("got " + std::to_string(4 * huge) + " and", {x.data(), 4 * huge}, {x.data(), 4 * huge});
+  bad("got " + std::to_string(4 * huge) + " numbers", {x.data(), 4 * huge}, {x.data(), 4 * huge});
   for (const float nonsense : bad_floats) {
     x[6] = nonsense;
     bad("append: expected finite keys, got ", all.first(8), all.last(8));

@@ -51,8 +51,7 @@ struct attention_spec {
     return query_heads / kv_heads;
   }
 
-  /// This, with every default filled in.
-  /// Refused: shapes that cannot be.
+  /// This, with every default filled in. Refused: shapes that cannot be.
   attention_spec checked() const {
     static constexpr index_t max_dim = 4096;
     expects(kv_heads > 0, "attention_spec: expected at least 1 KV head, got ", kv_heads);

@@ -224,11 +224,10 @@ class cache_base {
         for (std::size_t a = 0; a < b; ++a) {
           const detail::axis outer = slots > 0 ? detail::axis{list[a].first.page, limit}
                                                : detail::axis{list[a].request, requests()};
-          expects(
-              !detail::share_bytes(of[a], of[b], list[a], outer, kv_heads(),
-                                   slots > 0 ? slots : capacity(), row_size(type_, spec().key_dim)),
-              call, ": expected ", what, " of each layer in memory of its own, got layers ", a,
-              " and ", b, " that share bytes");
+          expects(!detail::share_bytes(of[a], of[b], list[a], outer, kv_heads(),
+                                       slots > 0 ? slots : capacity(), row_size(type_, dim)),
+                  call, ": expected ", what, " of each layer in memory of its own, got layers ", a,
+                  " and ", b, " that share bytes");
         }
       }
       return list;
