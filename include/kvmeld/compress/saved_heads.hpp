@@ -18,11 +18,11 @@ namespace kvmeld::inline v0 {
 // All numbers are little-endian; floats are their bits.
 //
 //     "kvmeld\r\n"                       8 bytes; line ends, as text mode would spoil them
-//     version                            u32: 1; 2 where keys and values differ in shape
+//     version                            u32: 1; 2 where keys and values are unlike
 //     scalar                             u32: 0 float, 1 half, 2 bfloat16, 3 q8_0
 //     heads, group, dim, capacity        u32 each
 //     scale                              f32
-//     dim of values                      u32, in version 2 alone
+//     scalar, dim of values              u32 each, in version 2 alone: `scalar`, `dim` are keys'
 //     for every head:
 //       policy's name                    u32 length, and its bytes
 //       columns                          u32, then (u32 fold, f32 initial) each
@@ -41,7 +41,8 @@ namespace detail {
 
 inline constexpr std::string_view saved_magic = "kvmeld\r\n";
 inline std::uint32_t saved_version(const head_ref& head) {
-  return head.value_dim() == head.dim() ? 1 : 2;
+  const bool alike = head.value_dim() == head.dim() && head.type().values == head.type().keys;
+  return alike ? 1 : 2;
 }
 
 /// What saved heads and those that they are loaded into must agree on, field by field:
@@ -50,13 +51,15 @@ template <class Heads, class Field>
 void each_common_field(Heads& heads, Field field) {
   const head_ref any = heads.head(0);
   field("version", saved_version(any));
-  field("scalar (0: float, 1: half, 2: bfloat16, 3: q8_0)", static_cast<std::uint32_t>(any.type()));
+  field("scalar (0: float, 1: half, 2: bfloat16, 3: q8_0)",
+        static_cast<std::uint32_t>(any.type().keys));
   field("heads", heads.count());
   field("group", any.group());
   field("dim", any.dim());
   field("capacity", any.capacity());
   field("scale", any.scale());
   if (saved_version(any) == 2) {
+    field("scalar of values", static_cast<std::uint32_t>(any.type().values));
     field("dim of values", any.value_dim());
   }
   for (index_t i = 0; i < heads.count(); ++i) {
@@ -186,7 +189,7 @@ void load_heads(std::istream& in, Heads& heads) {
     expects(errc::corrupt_file, n.observed >= 0, "load: expected at least 0 observed queries, got ",
             n.observed);
     const std::size_t row =
-        row_bytes(head.type(), head.dim()) + row_bytes(head.type(), head.value_dim());
+        row_bytes(head.type().keys, head.dim()) + row_bytes(head.type().values, head.value_dim());
     size += as_size(n.length) * (row + sizeof(float) + sizeof(index_t)) +
             sizeof(float) *
                 (as_size(n.measured, heads.state(h).slot_stats()) + heads.state(h).memory().size());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>  // std::max
+#include <cstddef>    // std::max_align_t
 #include <span>
 #include <vector>
 
@@ -37,17 +38,14 @@ struct cache_options {
 ///     kv.append(kv.heads(layer, request), k, v, tokens);   // [tokens, kv_heads, ...] each
 ///
 /// `spec`: of all layers, or a span with one for each, of which rope and scale may differ.
-/// Refused: shapes that cannot be, keys and values of different storage (`unsupported`).
+/// Refused: shapes that cannot be.
 class cache : public cache_base {
  public:
   cache(const attention_spec& spec, const cache_options& o) : cache(std::span(&spec, 1), o) {}
   cache(std::span<const attention_spec> specs, const cache_options& o)
       : cache_base(checked(specs, {o.layers, o.requests, o.capacity}),
-                   {o.layers, o.requests, o.capacity}, o.keys) {
-    expects(errc::unsupported, o.keys == o.values,
-            "cache: expected keys and values of one storage (not carried out by this version), got "
-            "two");
-    memory_.resize(bytes_of(spec().key_dim) + bytes_of(spec().value_dim));
+                   {o.layers, o.requests, o.capacity}, {o.keys, o.values}) {
+    memory_.resize(values_at() + bytes_of(o.values, spec().value_dim));
     place();
   }
   cache(const cache& other) : cache_base(other), memory_(other.memory_) { place(); }
@@ -75,7 +73,7 @@ class cache : public cache_base {
     for (index_t l = 0; l < layers(); ++l) {
       specs.push_back(spec(l));
     }
-    cache to(specs, {layers(), requests(), capacity, type(), type()});
+    cache to(specs, {layers(), requests(), capacity, type().keys, type().values});
     for (index_t h = 0; h < heads(); ++h) {
       detail::copy_slots(head(h), to.head(h));
     }
@@ -90,18 +88,23 @@ class cache : public cache_base {
 
  private:
   /// Of all rows of `dim`.
-  std::size_t bytes_of(index_t dim) const {
-    return as_size(heads(), capacity()) * row_bytes(type(), dim);
+  std::size_t bytes_of(storage type, index_t dim) const {
+    return as_size(heads(), capacity()) * row_bytes(type, dim);
+  }
+  /// Where values begin: behind the keys, aligned as any number is.
+  std::size_t values_at() const {
+    constexpr std::size_t to = alignof(std::max_align_t);
+    return (bytes_of(type().keys, spec().key_dim) + to - 1) / to * to;
   }
   void place() {
-    const auto at = [&](std::byte* data, index_t dim) {
-      const auto row = static_cast<std::ptrdiff_t>(row_bytes(type(), dim)),
-                 element = static_cast<std::ptrdiff_t>(element_bytes(type())),
+    const auto at = [&](std::byte* data, storage type, index_t dim) {
+      const auto row = static_cast<std::ptrdiff_t>(row_bytes(type, dim)),
+                 element = static_cast<std::ptrdiff_t>(element_bytes(type)),
                  head = capacity() * row, request = kv_heads() * head;
       return placed_rows{data, requests() * request, request, head, {data, row, element}};
     };
-    set_rows(at(memory_.data(), spec().key_dim),
-             at(memory_.data() + bytes_of(spec().key_dim), spec().value_dim));
+    set_rows(at(memory_.data(), type().keys, spec().key_dim),
+             at(memory_.data() + values_at(), type().values, spec().value_dim));
   }
 
   std::vector<std::byte> memory_;  // keys, then values
@@ -126,7 +129,7 @@ class strided_cache : public cache_base, detail::move_only {
       : strided_cache(std::span(&spec, 1), extents, keys, values) {}
   strided_cache(std::span<const attention_spec> specs, const cache_extents& extents,
                 const layer_rows& keys, const layer_rows& values)
-      : cache_base(checked(specs, extents), extents, keys.type()) {
+      : cache_base(checked(specs, extents), extents, {keys.type(), values.type()}) {
     place("strided_cache", keys, values);
   }
 };
@@ -154,7 +157,7 @@ class paged_cache : public cache_base, detail::move_only {
       : paged_cache(std::span(&spec, 1), extents, keys, values, tables) {}
   paged_cache(std::span<const attention_spec> specs, const cache_extents& extents,
               const layer_rows& keys, const layer_rows& values, const page_tables& tables)
-      : cache_base(checked(specs, extents), extents, keys.type()) {
+      : cache_base(checked(specs, extents), extents, {keys.type(), values.type()}) {
     expects(tables.pages.data() != nullptr, "paged_cache: expected page tables, got null");
     expects(tables.slots > 0 && capacity() % tables.slots == 0,
             "paged_cache: expected a capacity of whole pages, got ", capacity(),

@@ -53,7 +53,7 @@ class cache_base {
   /// Slots per head.
   index_t capacity() const { return extents_.capacity; }
   /// What keys and values are held as.
-  storage type() const { return type_; }
+  storage_pair type() const { return type_; }
   /// What the model computes in a layer; stays where it is when the cache moves.
   const attention_spec& spec(index_t layer = 0) const {
     return (*specs_)[specs_->size() == 1 ? 0 : as_size(layer)];
@@ -108,8 +108,9 @@ class cache_base {
 
   /// Bytes of the slots in use: keys, values, log-mass, positions.
   std::size_t bytes() {
-    const std::size_t slot = row_bytes(type_, spec().key_dim) + row_bytes(type_, spec().value_dim) +
-                             sizeof(float) + sizeof(index_t);
+    const std::size_t slot = row_bytes(type_.keys, spec().key_dim) +
+                             row_bytes(type_.values, spec().value_dim) + sizeof(float) +
+                             sizeof(index_t);
     std::size_t sum = 0;
     for (index_t h = 0; h < heads(); ++h) {
       sum += as_size(head(h).length()) * slot;
@@ -158,7 +159,7 @@ class cache_base {
 
   using spec_list = std::shared_ptr<const std::vector<attention_spec>>;
 
-  cache_base(spec_list specs, const cache_extents& extents, storage type)
+  cache_base(spec_list specs, const cache_extents& extents, storage_pair type)
       : specs_(std::move(specs)),
         extents_(extents),
         type_(type),
@@ -197,9 +198,9 @@ class cache_base {
   void set_rows(const placed_rows& keys, const placed_rows& values) {
     keys_ = {keys}, values_ = {values};
   }
-  /// The same of an engine's rows, in pages where there are tables. Refused: rows of two storages
-  /// (`unsupported`), neither one memory nor one for each layer, layers apart whose rows share a
-  /// byte, what `place_rows` refuses.
+  /// The same of an engine's rows, in pages where there are tables. Refused: keys (or values) of
+  /// two storages (`unsupported`), neither one memory nor one for each layer, layers apart whose
+  /// rows share a byte, what `place_rows` refuses.
   void place(const char* call, const layer_rows& keys, const layer_rows& values,
              placed_tables tables = {}) {
     const index_t slots = tables.first.slots;
@@ -212,9 +213,8 @@ class cache_base {
       each.layers = of.size() == 1 ? layers() : 1;
       std::vector<placed_rows> list;
       for (const rows& r : of) {
-        expects(errc::unsupported, r.type() == type_, call,
-                ": expected keys and values of one storage (not carried out by this version), got "
-                "two");
+        expects(errc::unsupported, r.type() == of.front().type(), call, ": expected ", what,
+                " of one storage in every layer, got two");
         index_t pages = 0;
         list.push_back(
             detail::place_rows(call, what, r, dim, spec(), each, slots, pages, own_tables));
@@ -225,7 +225,8 @@ class cache_base {
           const detail::axis outer = slots > 0 ? detail::axis{list[a].first.page, limit}
                                                : detail::axis{list[a].request, requests()};
           expects(!detail::share_bytes(of[a], of[b], list[a], outer, kv_heads(),
-                                       slots > 0 ? slots : capacity(), row_size(type_, dim)),
+                                       slots > 0 ? slots : capacity(),
+                                       row_size(of.front().type(), dim)),
                   call, ": expected ", what, " of each layer in memory of its own, got layers ", a,
                   " and ", b, " that share bytes");
         }
@@ -287,7 +288,7 @@ class cache_base {
 
   spec_list specs_;
   cache_extents extents_;
-  storage type_;
+  storage_pair type_;
   head_records records_;
   std::vector<placed_rows> keys_, values_;  // of all layers, or one of each
   placed_tables tables_;

@@ -123,6 +123,16 @@ struct any_scalar {};
 /// number them.
 enum class storage : std::uint8_t { f32, f16, bf16, q8_0 };
 
+/// What keys are held as, and values: one storage says it of both.
+struct storage_pair {
+  storage keys, values;
+
+  constexpr storage_pair(storage both) : keys(both), values(both) {}  // NOLINT: it is one
+  constexpr storage_pair(storage of_keys, storage of_values) : keys(of_keys), values(of_values) {}
+
+  friend bool operator==(const storage_pair&, const storage_pair&) = default;
+};
+
 template <storage_scalar Scalar>
 inline constexpr storage storage_of = std::same_as<Scalar, float>             ? storage::f32
                                       : std::same_as<Scalar, Eigen::half>     ? storage::f16

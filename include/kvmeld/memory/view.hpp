@@ -37,9 +37,9 @@ class head_ref {
   /// `spec`: of the head's layer, checked. It is not copied and must outlive the view.
   /// `keys`, `values`: of this head alone. A table without pages: rows are strided. `kv_head`:
   /// which of the layer's KV heads this is.
-  head_ref(const slot_metadata& slots, index_t capacity, const attention_spec& spec, storage type,
-           const head_rows& keys, const head_rows& values, const page_table& table = {},
-           index_t kv_head = 0)
+  head_ref(const slot_metadata& slots, index_t capacity, const attention_spec& spec,
+           storage_pair type, const head_rows& keys, const head_rows& values,
+           const page_table& table = {}, index_t kv_head = 0)
       : slots_(slots),
         spec_(&spec),
         kv_head_(kv_head),
@@ -72,10 +72,10 @@ class head_ref {
   bool sees(index_t s, index_t position) const { return spec_->sees(position, this->position(s)); }
   bool check_finite() const { return spec_->check_finite; }
   /// What its rows are held as.
-  storage type() const { return type_; }
+  storage_pair type() const { return type_; }
 
-  row<any_scalar> key(index_t s) const { return at(keys_, s); }
-  row<any_scalar> value(index_t s) const { return at(values_, s); }
+  row<any_scalar> key(index_t s) const { return at(keys_, type_.keys, s); }
+  row<any_scalar> value(index_t s) const { return at(values_, type_.values, s); }
   float& log_mass(index_t s) const { return slots_.log_mass[s]; }
   index_t& position(index_t s) const { return slots_.position[s]; }
 
@@ -83,9 +83,9 @@ class head_ref {
   const head_rows& values() const { return values_; }
 
   /// Are the keys floats, contiguous and evenly spaced?
-  bool even_keys() const { return even_floats(keys_, dim_); }
+  bool even_keys() const { return even_floats(keys_, type_.keys, dim_); }
   /// ... the values?
-  bool even_values() const { return even_floats(values_, value_dim_); }
+  bool even_values() const { return even_floats(values_, type_.values, value_dim_); }
 
   /// Appends one token, `key [dim]` and `value [value_dim]`, at the next position, with log-mass 0.
   /// Refused: no slot left (`no_capacity`), no page for it in the table (`no_page`).
@@ -141,13 +141,13 @@ class head_ref {
   }
 
  private:
-  row<any_scalar> at(const head_rows& l, index_t s) const {
-    return {table_.pages == nullptr ? l.slot(s) : l.slot(s, table_), l.element, type_};
+  row<any_scalar> at(const head_rows& l, storage type, index_t s) const {
+    return {table_.pages == nullptr ? l.slot(s) : l.slot(s, table_), l.element, type};
   }
 
-  bool even_floats(const head_rows& l, index_t dim) const {
+  bool even_floats(const head_rows& l, storage type, index_t dim) const {
     constexpr std::ptrdiff_t size = sizeof(float);
-    return type_ == storage::f32 && table_.pages == nullptr && l.element == size &&
+    return type == storage::f32 && table_.pages == nullptr && l.element == size &&
            l.row >= dim * size;
   }
 
@@ -158,7 +158,7 @@ class head_ref {
   float scale_;
   head_rows keys_, values_;
   page_table table_;
-  storage type_;
+  storage_pair type_;
 };
 
 static_assert(std::is_trivially_copyable_v<head_ref>);

@@ -169,7 +169,8 @@ struct zsmerge {
  private:
   /// Is its storage of less precision than float?
   static bool rounds(const kv_head auto& head) {
-    return head.length() > 0 && detail::floats_in(head.key(0)) == nullptr;
+    return head.length() > 0 &&
+           (detail::floats_in(head.key(0)) == nullptr || head.type().values != storage::f32);
   }
   merge::float_rows means(const kv_head auto& head, head_state& state) const {
     return {state.memory(), residual, head};

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: MIT
+// Keys and values that are held as different numbers: in caches of every kind, under every policy.
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <sstream>
+#include <vector>
+
+#include "support/policies.hpp"
+#include "support/saved.hpp"
+
+namespace {
+
+using kvmeld::index_t;
+using kvmeld::storage;
+
+constexpr index_t dim = 32, of_values = 48, group = 2, tokens = 70, target = 40;
+const kvmeld::attention_spec spec{.kv_heads = 1,
+                                  .group = group,
+                                  .key_dim = dim,
+                                  .value_dim = of_values,
+                                  .rope = fixtures::default_rope};
+
+const std::vector<storage> every_storage{storage::f32, storage::f16, storage::bf16, storage::q8_0};
+
+kvmeld::cache cache_of(const kvmeld::storage_pair& type) {
+  return {spec, {.capacity = tokens + 9, .keys = type.keys, .values = type.values}};
+}
+
+/// `x [dim]` as a storage holds it.
+std::vector<float> held_as(storage type, std::vector<float> x) {
+  std::vector<std::byte> bytes(kvmeld::row_bytes(type, static_cast<index_t>(x.size())));
+  const auto size = static_cast<index_t>(x.size());
+  const kvmeld::row<kvmeld::any_scalar> row{
+      bytes.data(), static_cast<std::ptrdiff_t>(kvmeld::element_bytes(type)), type};
+  kvmeld::detail::store_row(x.data(), row, size);
+  kvmeld::to_floats(row, size, x.data());
+  return x;
+}
+
+std::vector<float> floats(const kvmeld::row<kvmeld::any_scalar>& x, index_t size) {
+  std::vector<float> y(static_cast<std::size_t>(size));
+  kvmeld::to_floats(x, size, y.data());
+  return y;
+}
+
+/// Is the row what the floats become in its storage, but for `off` of its largest number?
+bool rounded(const kvmeld::row<kvmeld::any_scalar>& x, const std::vector<float>& from, float off) {
+  const auto a = floats(x, static_cast<index_t>(from.size())), b = held_as(x.type, from);
+  float most = 0, worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    most = std::max(most, std::abs(from[i])), worst = std::max(worst, std::abs(a[i] - b[i]));
+  }
+  return worst <= off * most;
+}
+
+/// What a number may be off where two roundings of nearly the same float differ: a unit.
+float unit_of(storage type) {
+  return type == storage::f32 ? 1e-4F : type == storage::f16 ? 0x1p-9F : 0x1.1p-6F;
+}
+
+template <class Scalar>
+std::vector<Scalar> memory_of(index_t rows, index_t size) {
+  return std::vector<Scalar>(static_cast<std::size_t>(rows * kvmeld::row_size<Scalar>(size)));
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("an engine's keys and values may be held as different numbers", "[storages]",
+                   float, Eigen::half, Eigen::bfloat16, kvmeld::q8_0) {
+  const auto k = fixtures::normal(tokens * dim), v = fixtures::normal(tokens * of_values);
+  const auto holds = [&](auto&& kv, storage of_v) {
+    kv.append(kv.heads(0, 0), k, v, tokens);
+    REQUIRE(kv.type() == kvmeld::storage_pair(kvmeld::storage_of<TestType>, of_v));
+    const auto head = kv.head(0);
+    for (index_t s = 0; s < tokens; ++s) {
+      const auto key = k.begin() + s * dim, value = v.begin() + s * of_values;
+      REQUIRE(floats(head.key(s), dim) == held_as(kvmeld::storage_of<TestType>, {key, key + dim}));
+      REQUIRE(floats(head.value(s), of_values) == held_as(of_v, {value, value + of_values}));
+    }
+  };
+  const auto with = [&]<class Values>(Values) {
+    const index_t capacity = tokens + 2, slots = 8;
+    auto keys = memory_of<TestType>(capacity, dim);
+    auto values = memory_of<Values>(capacity, of_values);
+    const storage type = kvmeld::storage_of<Values>;
+    holds(
+        kvmeld::strided_cache(spec, {.capacity = capacity}, kvmeld::rows(keys, kvmeld::layout::nhd),
+                              kvmeld::rows(values, kvmeld::layout::hnd)),
+        type);
+    std::vector<index_t> table{7, 2, 5, 1, 0, 8, 3, 4, 6};
+    holds(kvmeld::paged_cache(
+              spec, {.capacity = capacity}, kvmeld::rows(keys, kvmeld::layout::pages_nhd),
+              kvmeld::rows(values, kvmeld::layout::pages_hnd), {.pages = table, .slots = slots}),
+          type);
+    holds(cache_of({kvmeld::storage_of<TestType>, type}), type);
+  };
+  with(float{}), with(Eigen::half{}), with(Eigen::bfloat16{}), with(kvmeld::q8_0{});
+}
+
+TEST_CASE("LAW: whatever keys and values are held as, a prompt becomes what its numbers become",
+          "[storages]") {
+  const kvmeld::storage_pair type{GENERATE(from_range(every_storage)),
+                                  GENERATE(from_range(every_storage))};
+  for (const fixtures::example& e : fixtures::every_policy()) {
+    INFO(e.name << ", keys " << int(type.keys) << ", values " << int(type.values));
+    kvmeld::cache kv = cache_of(type), of_floats = cache_of(storage::f32);
+    kv.append(kv.heads(0, 0), fixtures::normal(tokens * dim), fixtures::normal(tokens * of_values),
+              tokens);
+    kvmeld::head_state none({}, 0, tokens + 9), same = none;
+    kvmeld::copy(kv.head(0), none, of_floats.head(0), same);
+    const fixtures::queries prompt(tokens, group, dim);
+    auto state = fixtures::make_state(e.policy, kv), of_f = state;
+    fixtures::compress(e.policy, kv, state, prompt.view(), kvmeld::budget{target});
+    fixtures::compress(e.policy, of_floats, of_f, prompt.view(), kvmeld::budget{target});
+    const auto head = kv.head(0), expected = of_floats.head(0);
+    REQUIRE(head.length() == expected.length());
+    for (index_t s = 0; s < head.length(); ++s) {
+      REQUIRE(head.position(s) == expected.position(s));
+      REQUIRE(head.log_mass(s) == Approx(expected.log_mass(s)).margin(1e-3));
+      REQUIRE(rounded(head.key(s), floats(expected.key(s), dim), unit_of(type.keys)));
+      REQUIRE(rounded(head.value(s), floats(expected.value(s), of_values), unit_of(type.values)));
+    }
+    std::vector<float> out(group * of_values), of_out(out);
+    for (int t = 0; t < 6 && e.policy.supports_decode(); ++t) {
+      const auto q = fixtures::normal(group * dim), k = fixtures::normal(dim),
+                 v = fixtures::normal(of_values);
+      kvmeld::copy(kv.head(0), state[0], of_floats.head(0), of_f[0]);
+      const kvmeld::budget b{target, target + 9};
+      fixtures::step(e.policy, kv, state, {q, k, v}, b, out);
+      fixtures::step(e.policy, of_floats, of_f, {q, held_as(type.keys, k), held_as(type.values, v)},
+                     b, of_out);
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        REQUIRE(out[i] == Approx(of_out[i]).margin(1e-4));
+      }
+    }
+  }
+}
+
+TEST_CASE("a cache of two storages is saved, and goes on where it is loaded",
+          "[storages][serialize]") {
+  const kvmeld::any_policy policy = kvmeld::zsmerge{.residual = 2};
+  const kvmeld::storage_pair type{GENERATE(from_range(every_storage)),
+                                  GENERATE(from_range(every_storage))};
+  kvmeld::cache one = cache_of(type), other = cache_of(type);
+  auto state = fixtures::make_state(policy, one), loaded = fixtures::make_state(policy, other);
+  std::vector<float> out(group * of_values), again(out);
+  const auto step = [&](auto& kv, auto& of, const std::vector<float>& x, std::vector<float>& to) {
+    fixtures::step(
+        policy, kv, of,
+        {std::vector(x.begin(), x.begin() + group * dim), std::vector(x.begin(), x.begin() + dim),
+         std::vector(x.begin(), x.begin() + of_values)},
+        kvmeld::budget{12}, to);
+  };
+  for (int t = 0; t < 30; ++t) {
+    step(one, state, fixtures::normal(group * dim), out);
+  }
+  const std::string bytes = fixtures::saved(policy, one, state);
+  std::istringstream in(bytes);
+  fixtures::load(in, policy, other, loaded);
+  CHECK(fixtures::everything(other, loaded) == fixtures::everything(one, state));
+  CHECK(fixtures::saved(policy, other, loaded) == bytes);
+  const auto x = fixtures::normal(group * dim);
+  step(one, state, x, out), step(other, loaded, x, again);
+  CHECK(out == again);
+  const storage unlike = type.values == storage::f32 ? storage::f16 : storage::f32;
+  kvmeld::cache elsewhere = cache_of({type.keys, unlike});
+  auto refused = fixtures::make_state(policy, elsewhere);
+  std::istringstream refused_in(bytes);
+  CHECK_THROWS_WITH(fixtures::load(refused_in, policy, elsewhere, refused),
+                    Catch::Contains("scalar of values"));
+  one.shrink(14);
+  CHECK(fixtures::everything(one, state).size() == fixtures::everything(other, loaded).size());
+  CHECK(one.bytes() ==
+        static_cast<std::size_t>(one.head(0).length()) *
+            (kvmeld::row_bytes(type.keys, dim) + kvmeld::row_bytes(type.values, of_values) + 8));
+}
