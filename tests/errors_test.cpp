@@ -89,10 +89,10 @@ TEST_CASE("layouts whose rows lie on one another are refused", "[errors]") {
 
 TEST_CASE("tokens that do not fit are refused", "[errors]") {
   cache<float> kv{{.heads = 2, .dim = 4, .capacity = 8, .check_finite = true}};
-  std::vector<float> x = normal(36);
+  std::vector<float> x = normal(36), values(64);
   strided_view<float> view({.heads = 2, .dim = 4, .capacity = 8},
                            layout<float>::token_head_dim(x.data(), 2, 4),
-                           layout<float>::token_head_dim(x.data(), 2, 4));
+                           layout<float>::token_head_dim(values.data(), 2, 4));
   const auto everything = [&] {
     auto all = fixtures::bytes_of(kv.head(0));
     all.push_back(static_cast<float>(view.head(1).length()));

@@ -141,7 +141,7 @@ class compressor : private detail::request_calls<P> {
       this->expect_own_pages("step", h, of(h).limit, 1);
     }
     const index_t group = kv_.head(0).group(), dim = kv_.head(0).dim(), rows = group * dim,
-                  of_v = kv_.head(0).value_dim();
+                  of_v = kv_.head(0).value_dim(), own_v = kv_.head(0).own_value_dim();
     lease work(this->pool_, run.workers());
     run(heads.count(), [&](index_t i, index_t worker) {
       const index_t h = heads[i];
@@ -149,7 +149,7 @@ class compressor : private detail::request_calls<P> {
       float* const buffer = work[worker].input.data();
       const float* const q = in.q.floats(std::ptrdiff_t{i} * rows, rows, buffer);
       const float* const k = in.k.floats(std::ptrdiff_t{i} * dim, dim, buffer + rows);
-      const float* const v = in.v.floats(std::ptrdiff_t{i} * of_v, of_v, buffer + rows + dim);
+      const float* const v = in.v.floats(std::ptrdiff_t{i} * own_v, own_v, buffer + rows + dim);
       const head_ref head = kv_.head(h);
       float* const to = out.data() + std::ptrdiff_t{i} * group * of_v;
       const leaving keeps{one, head};

@@ -211,7 +211,8 @@ class compressor_base : protected head_policies<P> {
     const index_t n = heads.count(), group = any.group(), dim = any.dim(), of_v = any.value_dim();
     expect_size(call, "q", in.q, {tokens, n, group, dim});
     expect_size(call, "k", in.k, {tokens, n, 1, dim});
-    expect_size(call, "v", in.v, {tokens, n, 1, of_v});
+    expect_no_values(call, any.one_memory(), of_v, in.v);
+    expect_size(call, "v", in.v, {tokens, n, 1, any.own_value_dim()});
     expect_size(call, "out", out, {tokens, n, group, of_v});
     const any_span written(out);
     expects(!written.overlaps(in.q) && !written.overlaps(in.k) && !written.overlaps(in.v), call,

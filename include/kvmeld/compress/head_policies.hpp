@@ -128,6 +128,7 @@ class head_policies {
   static void check_head(const P& p, const budget& b, const observation_needs& given,
                          const head_ref& head) {
     expect_attention("compressor: ", p, head.spec());
+    expect_memory("compressor: ", p, head);
     const index_t capacity = head.capacity();
     check(p, {b.slots, b.trigger}, capacity);
     if (!traits::evicts(p)) {

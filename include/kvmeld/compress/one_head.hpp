@@ -186,16 +186,15 @@ void compress(const P& p, const head_ref& head, head_state& state, workspace& wo
 }
 
 /// One decode step of one head: append, attend, observe, return to the budget. `q [group, dim]`,
-/// `k [dim]`, `v [value_dim]`, `out [group, value_dim]`. Nothing is allocated, save by a workspace
-/// that has not been reserved for such a head; when one slot is removed, the new token takes its
-/// place.
-/// False: the output is not finite (NaN or Inf came in, or were in the head); the head and its
-/// state are as they were.
+/// `k [dim]`, `v [value_dim]` (in one memory none), `out [group, value_dim]`. Nothing is allocated,
+/// save by a workspace that has not been reserved for such a head; when one slot is removed, the
+/// new token takes its place. False: the output is not finite (NaN or Inf came in, or were in the
+/// head); the head and its state are as they were.
 template <policy P>
 bool try_step(const P& p, const head_ref& head, head_state& state, workspace& work, const float* q,
               const float* k, const float* v, const budget& b, float* out) {
   if (!detail::all_finite(q, head.group() * head.dim()) || !detail::all_finite(k, head.dim()) ||
-      !detail::all_finite(v, head.value_dim())) {
+      !detail::all_finite(v, head.own_value_dim())) {
     return false;
   }
   work.reserve(head);
@@ -269,6 +268,8 @@ inline void copy(const head_ref& from, const head_state& from_state, const head_
   expects(from.dim() == to.dim(), "copy: expected a head of dim ", from.dim(), ", got ", to.dim());
   expects(from.value_dim() == to.value_dim(), "copy: expected a head of value_dim ",
           from.value_dim(), ", got ", to.value_dim());
+  expects(from.one_memory() || !to.one_memory(),
+          "copy: expected a head with memory for values, got one whose values are in its keys");
   expects(errc::no_capacity, from.length() <= to.capacity(), "copy: expected a head of at least ",
           from.length(), " slots, got ", to.capacity());
   to.expect_pages(0, from.length());
@@ -281,7 +282,7 @@ inline void copy(const head_ref& from, const head_state& from_state, const head_
 struct step_input {
   any_span q;  ///< [heads, group, key_dim], rotated
   any_span k;  ///< [heads, key_dim], rotated
-  any_span v;  ///< [heads, value_dim]
+  any_span v;  ///< [heads, value_dim]; none where values are in the keys (`one_memory`)
 };
 
 }  // namespace kvmeld::inline v0

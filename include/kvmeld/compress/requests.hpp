@@ -57,7 +57,7 @@ class request_calls : protected compressor_base<P> {
       for (index_t t = 0; t < tokens; ++t) {
         const std::ptrdiff_t row = std::ptrdiff_t{t} * heads.count() + i;
         float* const to = out.data() + row * group * of_v;
-        head.push(d.k.data() + row * dim, d.v.data() + row * of_v);
+        head.push(d.k.data() + row * dim, d.v.data() + row * any.own_value_dim());
         state.extend(head.length());
         by_policy(heads[i], [&](const auto& p) {
           hooks(p).attend(head, state, d.q.data() + row * group * dim, to, {}, {});
@@ -99,7 +99,7 @@ class request_calls : protected compressor_base<P> {
           by_policy(h, [&](const auto& p) {
             return try_step(p, head, one.state, work[0], q, k, v, one.limit, out.data());
           });
-          q += any.group() * any.dim(), k += any.dim(), v += any.value_dim();
+          q += any.group() * any.dim(), k += any.dim(), v += any.own_value_dim();
         }
       }
     }

@@ -22,7 +22,7 @@ namespace kvmeld::inline v0 {
 //     scalar                             u32: 0 float, 1 half, 2 bfloat16, 3 q8_0
 //     heads, group, dim, capacity        u32 each
 //     scale                              f32
-//     scalar, dim of values              u32 each, in version 2 alone: `scalar`, `dim` are keys'
+//     scalar, dim, place of values       u32 each, in version 2 alone: `scalar`, `dim` are keys'
 //     for every head:
 //       policy's name                    u32 length, and its bytes
 //       columns                          u32, then (u32 fold, f32 initial) each
@@ -41,7 +41,8 @@ namespace detail {
 
 inline constexpr std::string_view saved_magic = "kvmeld\r\n";
 inline std::uint32_t saved_version(const head_ref& head) {
-  const bool alike = head.value_dim() == head.dim() && head.type().values == head.type().keys;
+  const bool alike = head.value_dim() == head.dim() && head.type().values == head.type().keys &&
+                     !head.one_memory();
   return alike ? 1 : 2;
 }
 
@@ -61,6 +62,8 @@ void each_common_field(Heads& heads, Field field) {
   if (saved_version(any) == 2) {
     field("scalar of values", static_cast<std::uint32_t>(any.type().values));
     field("dim of values", any.value_dim());
+    field("place of values (0: their own, 1: in the keys)",
+          static_cast<std::uint32_t>(any.one_memory() ? 1 : 0));
   }
   for (index_t i = 0; i < heads.count(); ++i) {
     const head_state& state = heads.state(i);
@@ -102,7 +105,7 @@ void each_number(const head_ref& head, head_state& state, Number number) {
   for (const bool values : {false, true}) {
     for (index_t s = 0; s < head.length(); ++s) {
       if (values) {
-        each_number(head.value(s), head.value_dim(), number);
+        each_number(head.value(s), head.own_value_dim(), number);
       } else {
         each_number(head.key(s), head.dim(), number);
       }
@@ -188,8 +191,8 @@ void load_heads(std::istream& in, Heads& heads) {
             " tokens in total, got ", n.next_position);
     expects(errc::corrupt_file, n.observed >= 0, "load: expected at least 0 observed queries, got ",
             n.observed);
-    const std::size_t row =
-        row_bytes(head.type().keys, head.dim()) + row_bytes(head.type().values, head.value_dim());
+    const std::size_t row = row_bytes(head.type().keys, head.dim()) +
+                            row_bytes(head.type().values, head.own_value_dim());
     size += as_size(n.length) * (row + sizeof(float) + sizeof(index_t)) +
             sizeof(float) *
                 (as_size(n.measured, heads.state(h).slot_stats()) + heads.state(h).memory().size());

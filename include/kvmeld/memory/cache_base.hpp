@@ -2,45 +2,21 @@
 /// What all caches are: heads by layer and request, and for each what an engine has no place for.
 #pragma once
 
-#include <limits>  // std::numeric_limits
-#include <memory>  // std::shared_ptr
+#include <algorithm>  // std::ranges::equal
+#include <limits>     // std::numeric_limits
+#include <memory>     // std::shared_ptr
 #include <span>
 #include <vector>
 
 #include "kvmeld/memory/attention_spec.hpp"
 #include "kvmeld/memory/convert.hpp"
+#include "kvmeld/memory/head_records.hpp"
 #include "kvmeld/memory/head_selection.hpp"
+#include "kvmeld/memory/latent_rows.hpp"
 #include "kvmeld/memory/layout.hpp"
 #include "kvmeld/memory/view.hpp"
 
 namespace kvmeld::inline v0 {
-
-/// What heads keep beside their rows: log-mass, position, lengths.
-class head_records {
- public:
-  head_records(index_t heads, index_t capacity) : heads_(heads), capacity_(capacity) {
-    const auto n = as_size(heads);
-    const std::size_t slots = n * as_size(capacity);
-    log_mass_.resize(slots), position_.resize(slots);
-    length_.resize(n), next_position_.resize(n);
-  }
-
-  index_t heads() const { return heads_; }
-  index_t capacity() const { return capacity_; }
-  /// Slots in use of a head that is there.
-  index_t length(index_t h) const { return length_[as_size(h)]; }
-  /// Refused: a head that is not there.
-  slot_metadata of(index_t h) {
-    expects(h >= 0 && h < heads_, "head: expected 0 to ", heads_ - 1, ", got ", h);
-    const auto i = as_size(h), first = i * as_size(capacity_);
-    return {log_mass_.data() + first, position_.data() + first, &length_[i], &next_position_[i]};
-  }
-
- private:
-  index_t heads_, capacity_;
-  std::vector<float> log_mass_;
-  std::vector<index_t> position_, length_, next_position_;
-};
 
 /// The part of `cache`, `strided_cache` and `paged_cache` that is the same: a `kv_cache`.
 ///
@@ -54,6 +30,9 @@ class cache_base {
   index_t capacity() const { return extents_.capacity; }
   /// What keys and values are held as.
   storage_pair type() const { return type_; }
+  /// Are values the first numbers of the keys, in their memory, as of latent attention? Then values
+  /// are not given: `append` and `step` take the keys' rows alone.
+  bool one_memory() const { return one_memory_; }
   /// What the model computes in a layer; stays where it is when the cache moves.
   const attention_spec& spec(index_t layer = 0) const {
     return (*specs_)[specs_->size() == 1 ? 0 : as_size(layer)];
@@ -90,9 +69,9 @@ class cache_base {
   }
 
   /// Appends tokens at their heads' next positions. `k [tokens, heads, key_dim]`,
-  /// `v [tokens, heads, value_dim]`: of one layer of one request `[tokens, kv_heads, ...]`, of one
-  /// token of several `[requests, kv_heads, ...]`.
-  /// Refused, with nothing changed: another size, null, too few slots (`no_capacity`) or pages
+  /// `v [tokens, heads, value_dim]`, none in one memory: of one layer of one request `[tokens,
+  /// kv_heads, ...]`, of one token of several `[requests, kv_heads, ...]`. Refused, with nothing
+  /// changed: another size, null, too few slots (`no_capacity`) or pages
   /// (`no_page`), heads that are not there or come twice, NaN or Inf where the model checks for it.
   void append(const head_selection& heads, const any_span& k, const any_span& v, index_t tokens) {
     expect_append(heads, k, v, tokens);
@@ -109,7 +88,7 @@ class cache_base {
   /// Bytes of the slots in use: keys, values, log-mass, positions.
   std::size_t bytes() {
     const std::size_t slot = row_bytes(type_.keys, spec().key_dim) +
-                             row_bytes(type_.values, spec().value_dim) + sizeof(float) +
+                             row_bytes(type_.values, own_value_dim()) + sizeof(float) +
                              sizeof(index_t);
     std::size_t sum = 0;
     for (index_t h = 0; h < heads(); ++h) {
@@ -130,7 +109,9 @@ class cache_base {
               "], got ", x.size(), " numbers");
       expects(wanted == 0 || x.data() != nullptr, "append: expected ", what, ", got null");
     };
-    expect("keys", k, spec().key_dim), expect("values", v, spec().value_dim);
+    expect("keys", k, spec().key_dim);
+    detail::expect_no_values("append", one_memory(), spec().value_dim, v);
+    expect("values", v, own_value_dim());
     expect_room("append", heads, tokens);
     if (spec().check_finite) {
       expect_finite("append: expected finite keys", k);
@@ -153,7 +134,7 @@ class cache_base {
         });
       };
       store(k, to.dim(), [&](index_t s) { return to.key(s); });
-      store(v, to.value_dim(), [&](index_t s) { return to.value(s); });
+      store(v, own_value_dim(), [&](index_t s) { return to.value(s); });
     }
   }
 
@@ -234,7 +215,15 @@ class cache_base {
       return list;
     };
     keys_ = placed("keys", keys.list(), spec().key_dim);
-    values_ = placed("values", values.list(), spec().value_dim);
+    const bool same =
+        std::ranges::equal(keys.list(), values.list(), [](const rows& a, const rows& b) {
+          return a.data() == b.data() && a.type() == b.type() && a.how() == b.how();
+        });
+    values_ = same ? keys_ : placed("values", values.list(), spec().value_dim);
+    one_memory_ = type_.keys == type_.values && keys_ == values_;
+    if (one_memory_) {
+      detail::expect_latent(call, *specs_, type_.keys);
+    }
     tables.first.limit = limit;
     tables_ = tables;
   }
@@ -250,6 +239,9 @@ class cache_base {
   page_table table(index_t h) const { return tables_.of(h); }
 
  private:
+  /// Numbers of a value that are not its key's.
+  index_t own_value_dim() const { return one_memory_ ? 0 : spec().value_dim; }
+
   static head_rows of_layer(const std::vector<placed_rows>& rows, index_t layer, index_t request,
                             index_t k) {
     return rows.size() == 1 ? rows[0].of(layer, request, k)
@@ -292,6 +284,7 @@ class cache_base {
   head_records records_;
   std::vector<placed_rows> keys_, values_;  // of all layers, or one of each
   placed_tables tables_;
+  bool one_memory_ = false;
 };
 
 }  // namespace kvmeld::inline v0

@@ -109,7 +109,7 @@ inline void copy_slots(const head_ref& from, const head_ref& to) {
   to.restore(length, next);
   for (index_t s = 0; s < length; ++s) {
     copy(to.key(s), from.key(s), from.dim());
-    copy(to.value(s), from.value(s), from.value_dim());
+    copy(to.value(s), from.value(s), to.own_value_dim());
     to.log_mass(s) = from.log_mass(s);
     to.position(s) = from.position(s);
   }
@@ -199,6 +199,12 @@ inline void expect_size(const char* call, const char* what, const any_span& x,
   }
   expects(false, call, ": expected ", what, " [", axes, "] (", wanted, " numbers), got ",
           x.size() == wanted ? "null" : std::to_string(x.size()));
+}
+
+/// Refuses values where they are in the keys: there they are not given. `dim`: of values.
+inline void expect_no_values(const char* call, bool one_memory, index_t dim, const any_span& v) {
+  expects(!one_memory || v.size() == 0, call, ": expected no values (they are the first ", dim,
+          " numbers of keys), got ", v.size(), " numbers");
 }
 
 }  // namespace detail

@@ -39,7 +39,8 @@ struct yarn_scaling {
 /// RoPE (Su et al. 2021, arXiv 2104.09864): pair `p` of a head turns by `frequency(p, dim)` radians
 /// per position. A value; none by default.
 ///
-///     rotary::halves(500'000.0).llama3({.factor = 32})     rotary::interleaved(10'000.0).dims(64)
+///     rotary::halves(500'000.0).llama3({.factor = 32})
+///     rotary::interleaved(10'000.0).dims(64).last()       // DeepSeek's latent rows
 ///
 /// A magnitude that a model multiplies rotated rows with (YaRN's attention factor) is in its rows
 /// already, and no shift in position changes it: nothing here needs to know it.
@@ -66,11 +67,18 @@ class rotary {
     return r;
   }
 
-  /// The same for the first `n` elements of a head alone. Refused: less than one pair, an odd `n`.
+  /// The same for the first `n` elements of a head alone, or with `last` for its last ones.
+  /// Refused: less than one pair, an odd `n`.
   rotary dims(index_t n) const {
     expects(n >= 2 && n % 2 == 0, "rotary::dims: expected an even number of at least 2, got ", n);
     rotary r = *this;
     r.dims_ = n;
+    return r;
+  }
+  /// Where not all elements of a head turn, the last ones do: as latent rows, `[latent, rotated]`.
+  rotary last() const {
+    rotary r = *this;
+    r.last_ = true;
     return r;
   }
   /// All positions divided by `factor` (position interpolation). Refused: a factor not above 0.
@@ -98,12 +106,13 @@ class rotary {
   double base() const { return base_; }
   bool operator==(const rotary&) const = default;
 
-  /// Elements of a head of `dim` that turn, the first ones; even.
+  /// Elements of a head of `dim` that turn, side by side from `first(dim)` on; even.
   index_t rotated(index_t dim) const {
     const auto of_table = static_cast<index_t>(2 * table_.size());
     const index_t all = !rotates() ? 0 : dims_ > 0 ? dims_ : of_table > 0 ? of_table : dim;
     return all <= dim ? all / 2 * 2 : 0;
   }
+  index_t first(index_t dim) const { return last_ ? dim - rotated(dim) : 0; }
   /// Can a head of `dim` be turned so? Throws if it has fewer elements than are to turn.
   void check(index_t dim) const {
     expects(dims_ <= dim && static_cast<index_t>(2 * table_.size()) <= dim,
@@ -144,7 +153,8 @@ class rotary {
   template <class Scalar>
   void turn_pair(row<Scalar> x, index_t dim, index_t p, double cosine, double sine) const {
     const bool split = pairing_ == pairing::halves;
-    const index_t i = split ? p : 2 * p, j = split ? p + rotated(dim) / 2 : 2 * p + 1;
+    const index_t i = first(dim) + (split ? p : 2 * p),
+                  j = first(dim) + (split ? p + rotated(dim) / 2 : 2 * p + 1);
     const double a = static_cast<float>(x[i]), b = static_cast<float>(x[j]);
     x[i] = static_cast<Scalar>(static_cast<float>(a * cosine - b * sine));
     x[j] = static_cast<Scalar>(static_cast<float>(b * cosine + a * sine));
@@ -199,6 +209,7 @@ class rotary {
   pairing pairing_ = pairing::halves;
   double base_ = 0;
   index_t dims_ = 0;  // 0: all
+  bool last_ = false;
   std::variant<std::monostate, linear_scaling, llama3_scaling, yarn_scaling> scaling_;
   std::vector<double> table_;
 };
@@ -212,7 +223,8 @@ class rotation {
   static constexpr index_t max_dim = 4096;
 
   /// Refused: more than `max_dim` dimensions.
-  rotation(const rotary& r, index_t dim) : pairing_(r.pairs_as()), pairs_(r.rotated(dim) / 2) {
+  rotation(const rotary& r, index_t dim)
+      : pairing_(r.pairs_as()), first_(r.first(dim)), pairs_(r.rotated(dim) / 2) {
     expects(dim <= max_dim, "rotation: expected at most ", max_dim, " dimensions, got ", dim);
     if (pairs_ > own_pairs) {
       more_frequencies_.resize(as_size(pairs_));
@@ -242,8 +254,9 @@ class rotation {
     }
   }
 
-  /// Rotates the first `rotated(dim)` elements of `x [dim]`, in place. The others are unchanged.
-  void operator()(float* x) const {
+  /// Rotates the elements of `head [dim]` that turn, in place. The others are unchanged.
+  void operator()(float* head) const {
+    float* const x = head + first_;
     const float *const cosine = turns(), *const sine = cosine + pairs_;
     if (pairing_ == rotary::pairing::halves) {
       for (index_t p = 0; p < pairs_; ++p) {
@@ -270,7 +283,7 @@ class rotation {
   const float* turns() const { return pairs_ > own_pairs ? more_turns_.data() : own_turns_; }
 
   rotary::pairing pairing_;
-  index_t pairs_;
+  index_t first_, pairs_;
   alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) double own_frequencies_[own_pairs];  // [pairs]
   alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float own_turns_[2 * own_pairs];     // cosines, then sines
   std::vector<double> more_frequencies_;

@@ -71,6 +71,14 @@ class head_ref {
   /// Does a query at `position` see slot `s`?
   bool sees(index_t s, index_t position) const { return spec_->sees(position, this->position(s)); }
   bool check_finite() const { return spec_->check_finite; }
+  /// Are values the first numbers of the keys, in their memory, as of latent attention?
+  bool one_memory() const {
+    return keys_.data == values_.data && keys_.row == values_.row &&
+           keys_.element == values_.element && keys_.page == values_.page &&
+           type_.keys == type_.values && value_dim_ <= dim_;
+  }
+  /// Numbers of a value that are not its key's: 0 in one memory.
+  index_t own_value_dim() const { return one_memory() ? 0 : value_dim_; }
   /// What its rows are held as.
   storage_pair type() const { return type_; }
 
@@ -87,14 +95,15 @@ class head_ref {
   /// ... the values?
   bool even_values() const { return even_floats(values_, type_.values, value_dim_); }
 
-  /// Appends one token, `key [dim]` and `value [value_dim]`, at the next position, with log-mass 0.
-  /// Refused: no slot left (`no_capacity`), no page for it in the table (`no_page`).
+  /// Appends one token, `key [dim]` and `value [value_dim]`, at the next position, with log-mass 0;
+  /// in one memory `value` is not read. Refused: no slot left (`no_capacity`), no page for it in
+  /// the table (`no_page`).
   template <class T>
   void push(const T* key, const T* value) const {
     expect_pages(length(), std::min(length() + 1, capacity()));
     const index_t s = push_metadata();
     detail::store_row(key, this->key(s), dim());
-    detail::store_row(value, this->value(s), value_dim());
+    detail::store_row(value, this->value(s), own_value_dim());
   }
   /// The next slot, at the next position, with log-mass 0; its rows are the caller's to write.
   index_t push_metadata() const {

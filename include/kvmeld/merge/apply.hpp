@@ -28,7 +28,7 @@ inline void move_metadata(const head_ref& head, head_state& state, index_t to, i
 /// ... everything a slot is.
 inline void move_slot(const head_ref& head, head_state& state, index_t to, index_t from) {
   detail::copy_row(head.key(to), head.key(from), head.dim());
-  detail::copy_row(head.value(to), head.value(from), head.value_dim());
+  detail::copy_row(head.value(to), head.value(from), head.own_value_dim());
   move_metadata(head, state, to, from);
 }
 
@@ -46,7 +46,7 @@ inline void merge_into_anchor(const head_ref& head, head_state& state,
     }
   };
   merge(head.dim(), &merge_source::key_weight, delta_k, [&](index_t s) { return head.key(s); });
-  merge(head.value_dim(), &merge_source::value_weight, delta_v,
+  merge(head.own_value_dim(), &merge_source::value_weight, delta_v,
         [&](index_t s) { return head.value(s); });
   const auto anchor = as_size(sources.front().source);
   head.log_mass(sources.front().source) = log_mass;
@@ -94,9 +94,21 @@ inline bool overlap(const row_bytes_at& a, const row_bytes_at& b) {
   return false;
 }
 
-/// Refuses to merge into slot `s` where its value lies in its key, as in latent attention's rows:
-/// the merged key would be overwritten.
-inline void expect_own_values(const head_ref& head, index_t s) {
+/// Refuses to merge `sources` where values lie in keys and the merged key would be overwritten; in
+/// one memory, where keys and values would not be merged alike, or corrected.
+inline void expect_mergeable(const head_ref& head, std::span<const merge_source> sources,
+                             bool corrected) {
+  const index_t s = sources.front().source;
+  if (head.one_memory()) {
+    for (const merge_source& e : sources) {
+      expects(e.key_weight == e.value_weight,
+              "apply: expected one weight for key and value, which are in one memory, got ",
+              e.key_weight, " and ", e.value_weight, " for slot ", e.source);
+    }
+    expects(!corrected,
+            "apply: expected no correction of keys and values in one memory, got one of slot ", s);
+    return;
+  }
   expects(!overlap({head.key(s), head.dim()}, {head.value(s), head.value_dim()}),
           "apply: expected keys and values in memory of their own where slots are merged, got "
           "overlapping rows of slot ",
@@ -124,7 +136,8 @@ inline void expect_applies(const merge_plan& plan, const head_ref& head, const h
   state.expect_capacity(head.length());
   for (index_t r = 0; r < plan.rows(); ++r) {
     if (changes_rows(plan, r)) {
-      expect_own_values(head, plan.anchor(r));
+      expect_mergeable(head, plan.row(r),
+                       !plan.key_correction(r).empty() || !plan.value_correction(r).empty());
     }
   }
 }
@@ -140,8 +153,12 @@ inline void expect_applies(const slot_removal& d, const head_ref& head, const he
   expects(d.into >= slot_removal::nowhere && d.into < head.length() && d.into != d.removed,
           "slot_removal: expected another slot (or nowhere) to merge into, got ", d.into);
   state.expect_capacity(head.length());
-  if (d.into != slot_removal::nowhere || d.share_count > 0) {
-    expect_own_values(head, d.removed);
+  if (d.into != slot_removal::nowhere) {
+    expect_mergeable(head, d.sources(), false);
+  }
+  if (d.share_count > 0) {
+    const merge_source shared[] = {{d.removed}};
+    expect_mergeable(head, shared, true);
   }
 }
 

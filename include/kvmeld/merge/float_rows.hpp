@@ -43,7 +43,7 @@ class float_rows {
     return as_size(rows) * (2 * as_size(dim) + header);
   }
   float_rows(std::span<float> memory, index_t rows, const head_ref& head)
-      : memory_(memory.data()), rows_(rows), dim_(head.dim()), value_dim_(head.value_dim()) {}
+      : memory_(memory.data()), rows_(rows), dim_(head.dim()), value_dim_(head.own_value_dim()) {}
 
   /// Before a plan's row or a removal is applied: its key and value in float. `sources`: the
   /// anchor, then the others. A slot that has no row here begins with its stored one.

@@ -96,7 +96,7 @@ inline bool fits(const head_ref& head, std::span<const merge_source> sources,
                  std::span<const float> delta_k, std::span<const float> delta_v) {
   return fits(head.dim(), sources, &merge_source::key_weight, delta_k,
               [&](index_t s) { return head.key(s); }) &&
-         fits(head.value_dim(), sources, &merge_source::value_weight, delta_v,
+         fits(head.own_value_dim(), sources, &merge_source::value_weight, delta_v,
               [&](index_t s) { return head.value(s); });
 }
 

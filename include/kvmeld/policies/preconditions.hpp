@@ -41,6 +41,14 @@ void expect_attention(const char* call, const P& p, const attention_spec& spec) 
   expect("alibi_slopes", !spec.alibi_slopes.empty(), can.alibi);
 }
 
+/// Throws unless `p` goes with where a head has its values.
+template <policy P>
+void expect_memory(const char* call, const P& p, const head_ref& head) {
+  expects(errc::unsupported, !head.one_memory() || traits::supports(p).one_memory, call, p.name(),
+          ": expected values in memory of their own (it weights keys and values differently, or "
+          "corrects them), got values in the keys' memory");
+}
+
 }  // namespace detail
 
 /// Throws unless `p` goes with what a model computes in a layer (`unsupported`): which policy goes
