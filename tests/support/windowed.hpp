@@ -122,7 +122,8 @@ inline void expect_newest(const kvmeld::head_ref& head, index_t most) {
   CHECK(held.back() == head.next_position() - 1);
 }
 
-/// A prompt in chunks. Budgets that are shared wait for the end.
+/// A prompt in chunks. Budgets that are shared wait for the end, but layers with a window need not:
+/// in chunks they are cut as these come.
 void read(auto& kv, auto& meld, const stream& x, index_t chunk, bool shared,
           const std::vector<index_t>& which = {0, 1, 2, 3}) {
   for (index_t first = 0; first < tokens; first += chunk) {
@@ -132,7 +133,7 @@ void read(auto& kv, auto& meld, const stream& x, index_t chunk, bool shared,
       kv.append(heads, x.part(x.k, which[l], first, count), x.part(x.v, which[l], first, count),
                 count);
       meld.prompt(heads, kvmeld::queries(x.part(x.q, which[l], first, count), count, layer(0)));
-      if (!shared) {
+      if (!shared || (is_cut(which[l]) && chunk < tokens)) {
         meld.compress(heads);
       }
     }
