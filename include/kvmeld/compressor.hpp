@@ -2,6 +2,7 @@
 /// The one object that an engine holds: policies, budgets, states and scratch over a cache.
 #pragma once
 
+#include <ranges>  // std::ranges::contiguous_range
 #include <span>
 #include <string>
 #include <vector>
@@ -39,14 +40,20 @@ class compressor : private detail::request_calls<P> {
   /// what it needs or scores to share by, or for other attention than a layer's (`unsupported`).
   template <kv_cache Cache>
   compressor(Cache& kv, P p, const budget& b, const observation_needs& given = {true, true, true})
-      : compressor(kv, std::span<const P>(&p, 1), std::span<const budget>(&b, 1), given) {}
+      : base(kv, std::span<const P>(&p, 1), std::span<const budget>(&b, 1), given) {}
 
-  /// A policy, a budget for each head of a request `[layers, kv_heads]`, or one for all. Shared
-  /// budgets are one value.
+  /// A policy, a budget for each head of a request `[layers, kv_heads]`, or one for all: spans, or
+  /// vectors of them. Shared budgets are one value.
+  /// @{
   template <kv_cache Cache>
   compressor(Cache& kv, std::span<const P> policies, std::span<const budget> budgets,
              const observation_needs& given = {true, true, true})
       : base(kv, policies, budgets, given) {}
+  template <kv_cache Cache>
+  compressor(Cache& kv, P p, std::span<const budget> budgets,
+             const observation_needs& given = {true, true, true})
+      : base(kv, std::span<const P>(&p, 1), budgets, given) {}
+  /// @}
 
   // --------------------------------------------------------------------------- a prompt
 
@@ -130,16 +137,7 @@ class compressor : private detail::request_calls<P> {
   void step(const head_selection& heads, const step_input& in, std::span<float> out,
             const E& run = {}) {
     this->expect_rows("step", heads, in, out, 1);
-    for (index_t i = 0; i < heads.count(); ++i) {
-      const index_t h = heads[i];
-      this->expect_left("step", h);
-      by_policy(h, [&](const auto& p) { check_token(p, kv_.head(h)); });
-      expects(!of(h).held.begun(),
-              "step: expected end_prompt first, got a prompt that has not ended");
-      expects(this->drafts_[as_size(kv_.request_of(h))].empty(),
-              "step: expected accept first, got a draft of the request");
-      this->expect_own_pages("step", h, of(h).limit, 1);
-    }
+    this->expect_tokens(heads);
     const index_t group = kv_.head(0).group(), dim = kv_.head(0).dim(), rows = group * dim,
                   of_v = kv_.head(0).value_dim(), own_v = kv_.head(0).own_value_dim();
     lease work(this->pool_, run.workers());
@@ -289,11 +287,11 @@ class compressor : private detail::request_calls<P> {
   }
 };
 
-/// One policy and budget for all heads.
+/// One policy for all heads, or one for each.
 template <kv_cache Cache, policy P>
-compressor(Cache&, P, const budget&) -> compressor<P>;
-/// The same for an engine with its own attention.
-template <kv_cache Cache, policy P>
-compressor(Cache&, P, const budget&, const observation_needs&) -> compressor<P>;
+compressor(Cache&, P, const budget&, const observation_needs& = {}) -> compressor<P>;
+template <kv_cache Cache, std::ranges::contiguous_range Policies>
+compressor(Cache&, const Policies&, std::span<const budget>, const observation_needs& = {})
+    -> compressor<std::ranges::range_value_t<Policies>>;
 
 }  // namespace kvmeld::inline v0

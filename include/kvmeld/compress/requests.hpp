@@ -20,6 +20,20 @@ class request_calls : protected compressor_base<P> {
   using typename base::drafted, typename base::leaving, typename base::lease,
       typename base::one_head;
 
+  /// Refused: heads that cannot make a step.
+  void expect_tokens(const head_selection& heads) const {
+    for (index_t i = 0; i < heads.count(); ++i) {
+      const index_t h = heads[i];
+      this->expect_left("step", h);
+      by_policy(h, [&](const auto& p) { check_token(p, kv_.head(h)); });
+      expects(!of(h).held.begun(),
+              "step: expected end_prompt first, got a prompt that has not ended");
+      expects(drafts_[as_size(kv_.request_of(h))].empty(),
+              "step: expected accept first, got a draft of the request");
+      this->expect_own_pages("step", h, of(h).limit, 1);
+    }
+  }
+
   void draft(const head_selection& heads, const step_input& in, std::span<float> out,
              index_t tokens) {
     heads.check("draft", kv_.heads());

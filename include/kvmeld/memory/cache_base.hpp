@@ -54,6 +54,7 @@ class cache_base {
     return {first_head(layer, 0), kv_heads(), requests};
   }
 
+  /// Head `h`, to be read and changed: not of a const cache. Refused: a head that is not there.
   head_ref head(index_t h) {
     const slot_metadata slots = records_.of(h);
     const index_t k = h % kv_heads(), sequence = h / kv_heads(), request = sequence % requests(),
@@ -67,6 +68,7 @@ class cache_base {
             table(h),
             k};
   }
+  head_ref head(index_t h) const = delete;  ///< who has a head may change it
 
   /// Appends tokens at their heads' next positions. `k [tokens, heads, key_dim]`,
   /// `v [tokens, heads, value_dim]`, none in one memory: of one layer of one request `[tokens,
