@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kvmeld/memory/cache.hpp"
-#include "kvmeld/score/prompt_use.hpp"
+#include "kvmeld/score/observation.hpp"
 
 using kvmeld::future_positions;
 using kvmeld::index_t;

@@ -8,7 +8,7 @@
 
 #include "kvmeld/compress/one_head.hpp"
 #include "kvmeld/memory/rotation.hpp"
-#include "kvmeld/score/prompt_use.hpp"
+#include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/queries.hpp"
 
 namespace kvmeld::inline v0 {

@@ -15,7 +15,6 @@
 #include "kvmeld/merge/slot_removal.hpp"
 #include "kvmeld/score/fused_similarity.hpp"
 #include "kvmeld/score/observation.hpp"
-#include "kvmeld/score/prompt_use.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/select.hpp"

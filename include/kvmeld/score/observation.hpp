@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT
-/// One decode step's attention, as policies observe it, and how it enters a score. For host and
-/// device.
+/// What policies observe, and what they need of it: one decode step's attention, which enters a
+/// score, and a prompt's queries. For host and device.
 #pragma once
 
 #include <algorithm>  // std::copy_n
+#include <cmath>      // std::pow
+#include <cstdint>    // std::int64_t
 #include <span>
+#include <string_view>
 
 #include "kvmeld/config.hpp"
 
@@ -20,6 +23,14 @@ struct observation {
   std::span<const float> log_sum_exp = {};  ///< [group] of the logits; empty: not known
   const float* query = nullptr;             ///< [group, dim] rotated, the newest's; null: not known
   std::span<const float> attention = {};    ///< [length] the group combined; `observe` fills it in
+};
+
+/// What a policy needs of a decode step's attention. An engine says what it gives when it makes a
+/// `compressor`.
+struct observation_needs {
+  bool probabilities = false;  ///< [group, length]
+  bool log_sum_exp = false;    ///< [group]
+  bool query = false;          ///< [group, dim]
 };
 
 namespace score {
@@ -57,5 +68,64 @@ inline std::span<const float> combine_group(std::span<const float> probabilities
   return combined;
 }
 
+/// Queries at the beginning of a prompt see next to nothing: a spread leaves them out.
+inline constexpr index_t blind_queries = 4;
+
+/// Which of `queries` queries is the `i`-th of `n` that are spread evenly over them from `first`
+/// on.
+KVMELD_HD inline index_t spread_query(index_t i, index_t n, index_t queries, index_t first) {
+  const std::int64_t span = std::int64_t{queries} - 1 - first;
+  return n == 1 ? queries - 1 : first + static_cast<index_t>(span * i / (std::int64_t{n} - 1));
+}
+
+/// `future_positions`: query `i` of `n` goes so many positions beyond the next one.
+KVMELD_HD inline index_t future_position(index_t i, index_t n, index_t horizon, double fade) {
+  if (fade - fade != 0) {  // infinite
+    return static_cast<index_t>(std::int64_t{i} * horizon / n);
+  }
+  const double share = static_cast<double>(i) / n;
+  return static_cast<index_t>(fade * (std::pow(horizon / fade + 1, share) - 1));
+}
+
 }  // namespace score
+
+/// How queries are spread over the positions to come. How many there will be is unknown, and the
+/// next ones are certain: the density of queries `t` positions ahead is proportional to
+/// `1 / (t + fade)` up to the horizon.
+struct future_positions {
+  index_t horizon = 256;  ///< positions to come
+  float fade = 16;        ///< positions ahead where the density is half; infinity: even throughout
+
+  /// Query `i` of `n` goes so many positions beyond the next one, `0 … horizon − 1`.
+  index_t operator()(index_t i, index_t n) const {
+    return score::future_position(i, n, horizon, double{fade});
+  }
+
+  void validate(std::string_view caller) const {
+    expects(horizon > 0, caller, ": expected a horizon of at least 1 position, got ", horizon);
+    expects(fade > 0, caller, ": expected a fade above 0 positions, got ", fade);
+  }
+};
+
+/// How many queries lookahead takes, and where they go.
+struct lookahead_options {
+  index_t count = 256;  ///< queries
+  future_positions ahead = {};
+};
+
+/// What a policy takes of a prompt's queries: a `compressor` gives it just that, and keeps no more.
+struct prompt_use {
+  /// What `plan` is given: nothing, the latest queries as they are, some that are spread over the
+  /// prompt, or these shifted to the positions to come (lookahead). The last two are observed too.
+  enum class planned { none, latest, spread, lookahead };
+
+  bool observes = false;  ///< every chunk's own queries are observed
+  index_t reach = 0;      ///< ... together with so many that came before the chunk
+  planned plans = planned::none;
+  index_t count = 256;              ///< of what it plans on: queries
+  future_positions positions = {};  ///< of lookahead
+
+  bool needs_queries() const { return observes || plans != planned::none; }
+};
+
 }  // namespace kvmeld::inline v0

@@ -10,7 +10,7 @@
 
 #include "kvmeld/memory/convert.hpp"
 #include "kvmeld/memory/rotation.hpp"
-#include "kvmeld/score/prompt_use.hpp"
+#include "kvmeld/score/observation.hpp"
 
 namespace kvmeld::inline v0 {
 

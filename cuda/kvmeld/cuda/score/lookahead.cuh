@@ -4,7 +4,7 @@
 
 #include "kvmeld/cuda/memory/rope_params.cuh"
 #include "kvmeld/cuda/score/queries.cuh"
-#include "kvmeld/score/prompt_use.hpp"
+#include "kvmeld/score/observation.hpp"
 
 namespace kvmeld::cuda {
 

@@ -7,7 +7,7 @@
 #include "kvmeld/cuda/memory/rope_params.cuh"
 #include "kvmeld/cuda/score/rule.cuh"
 #include "kvmeld/policies/fold/layout.hpp"
-#include "kvmeld/score/prompt_use.hpp"
+#include "kvmeld/score/observation.hpp"
 
 namespace kvmeld::cuda {
 
