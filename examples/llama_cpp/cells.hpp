@@ -47,19 +47,22 @@ struct layer {
 };
 
 /// A `kv_cache` of one request. Its layers are those that are compressed; heads behind them are of
-/// the layers that are left alone.
+/// the layers that keep all. Windowed layers are the engine's.
 class layer_cache {
   static auto& at(auto& list, index_t i) { return list[static_cast<std::size_t>(i)]; }
 
  public:
   explicit layer_cache(const layers_setup& setup)
       : setup_(setup), records_(setup.heads(), setup.capacity) {
-    layers_.assign(setup.whole.size(), {setup.spec});
-    index_t left_alone = compressed_ =
-        static_cast<index_t>(std::ranges::count(setup.whole, char{0}));
-    for (index_t next = 0; const char whole : setup.whole) {
-      place_.push_back(whole != 0 ? left_alone++ : next++);
+    index_t next = 0, whole = compressed_ = setup.count(part::compressed);
+    for (index_t l = 0; l < std::ssize(setup.layers); ++l) {
+      const part p = at(setup.layers, l);
+      place_.push_back(p == part::windowed ? -1 : p == part::whole ? whole++ : next++);
+      if (p != part::windowed) {
+        held_.push_back(l);
+      }
     }
+    layers_.assign(held_.size(), {setup.spec});
     const auto heads = static_cast<std::size_t>(setup.heads());
     own_.resize(own() ? heads : 0);
     cells_.resize(own() ? 0 : heads * static_cast<std::size_t>(room()));
@@ -70,8 +73,9 @@ class layer_cache {
   index_t kv_heads() const { return setup_.spec.kv_heads; }
   index_t heads() const { return compressed_ * kv_heads(); }
 
-  /// Of all layers of the model.
-  index_t all_layers() const { return static_cast<index_t>(layers_.size()); }
+  /// Those of the model's layers that have heads here, in the model's order.
+  std::span<const index_t> held() const { return held_; }
+  bool holds(index_t l) const { return l >= 0 && l < std::ssize(place_) && at(place_, l) >= 0; }
   bool whole(index_t l) const { return at(place_, l) >= compressed_; }
   layer& of(index_t l) { return at(layers_, at(place_, l)); }
   head_range heads(index_t l) const { return {at(place_, l) * kv_heads(), kv_heads()}; }
@@ -159,13 +163,37 @@ class layer_cache {
     return own() ? at(own_, h)[0].capacity() + at(own_, h)[1].capacity() : 0;
   }
 
-  /// Repack: from now on slot `s` of every head lies in `cells[s]`. Cells that are kept keep their
-  /// order, so that no row is overwritten before it is read.
-  void move_to(std::span<index_t> cells) {
+  /// Repack: from now on `cells` alone are in use, one for each slot of the longest head or more.
+  /// Rows in others move to those that their head has no row in.
+  void move_to(std::span<const index_t> cells) {
+    std::vector<char> stays, taken;
+    std::vector<index_t> moved;
+    for (const index_t cell : cells) {
+      stays.resize(std::max(stays.size(), static_cast<std::size_t>(cell) + 1));
+      at(stays, cell) = 1;
+    }
     for (index_t h = 0; h < setup_.heads(); ++h) {
       const head_ref from = head(h);
-      kvmeld::detail::copy_slots(from, head(h, cells.data()));
-      std::copy_n(cells.data(), from.length(), table(h));
+      const auto in = std::span(table(h), static_cast<std::size_t>(from.length()));
+      const auto lies_well = [&](index_t cell) {
+        return cell < std::ssize(stays) && at(stays, cell) != 0;
+      };
+      taken.assign(stays.size(), 0);
+      for (const index_t cell : in) {
+        if (lies_well(cell)) {
+          at(taken, cell) = 1;
+        }
+      }
+      moved.assign(in.begin(), in.end());
+      auto free = cells.begin();
+      for (index_t& cell : moved) {
+        if (!lies_well(cell)) {
+          free = std::find_if(free, cells.end(), [&](index_t c) { return at(taken, c) == 0; });
+          cell = *free++;
+        }
+      }
+      kvmeld::detail::copy_slots(from, head(h, moved.data()));
+      std::ranges::copy(moved, in.begin());
     }
   }
 
@@ -180,7 +208,8 @@ class layer_cache {
 
   layers_setup setup_;
   index_t compressed_ = 0;
-  std::vector<index_t> place_;  // [layers of the model] in `layers_`
+  std::vector<index_t> place_;  // [layers of the model] in `layers_`; -1: windowed
+  std::vector<index_t> held_;
   std::vector<layer> layers_;
   head_records records_;
   std::vector<index_t> cells_;                              // [heads, capacity] in the engine

@@ -35,6 +35,8 @@ class layers {
   layers& operator=(const layers&) = delete;
 
   layer_cache& cache() { return kv_; }
+  /// Is layer `l` one of those with heads here?
+  bool holds(index_t l) const { return kv_.holds(l); }
   layer& operator[](index_t l) { return kv_.of(l); }
   /// KV head `h` of layer `l`, and what its policy remembers; null: the layer is left alone.
   head_ref head(index_t l, index_t h) { return kv_.head(kv_.heads(l).first + h); }
@@ -48,7 +50,7 @@ class layers {
     const std::size_t row = 2 * row_bytes(setup_.storage, setup_.spec.key_dim),
                       record = sizeof(float) + sizeof(index_t),
                       room = static_cast<std::size_t>(setup_.capacity);
-    for (index_t h = 0; h < kv_.all_layers() * kv_.kv_heads(); ++h) {
+    for (index_t h = 0; h < setup_.heads(); ++h) {
       const auto slots = static_cast<std::size_t>(kv_.head(h).length());
       r.slots = std::max(r.slots, kv_.head(h).length());
       // Repack cannot give back a cell that another head holds.
@@ -63,7 +65,7 @@ class layers {
       }
       r.full_bytes += static_cast<std::size_t>(tokens) * row;
     }
-    for (index_t l = 0; l < kv_.all_layers(); ++l) {
+    for (const index_t l : kv_.held()) {
       if (const auto& engine = kv_.of(l).engine;
           engine.keys != nullptr && engine.values != nullptr) {
         r.reserved_bytes += ggml_nbytes(engine.keys) + ggml_nbytes(engine.values);
@@ -77,7 +79,7 @@ class layers {
     chunk_ = cells;
     prompt_ = cells.size() > 1 || open_ || !decodes_;
     together_ = prompt_ && measures_prompts_;
-    for (index_t l = 0; l < kv_.all_layers(); ++l) {
+    for (const index_t l : kv_.held()) {
       kv_.of(l).came = {};
     }
   }
@@ -100,17 +102,24 @@ class layers {
       edit_logits(policy_, kv_.head(h), meld_->state(h), kv_.table(h), entries, kq,
                   i * setup_.spec.group);
     }
-    if (!wants_queries(l)) {
+    if (wants_queries(l)) {
+      keep_queries(kq->src[1]);
+    }
+  }
+
+  /// Repack: the softmax of the logits comes next, with which all that the layer computes is known.
+  void measure(index_t l) {
+    const stopwatch timed(times_.logits);
+    if (!wants_queries(l) || !kv_.of(l).came.queries) {
       return;
     }
-    keep_queries(kq->src[1]);
     if (together_) {
       commit(l, tokens());
       measure_prompt(l);
     } else if (!wants_probabilities(l)) {
       for (index_t i = 0; i < tokens(); ++i) {
         commit(l, i + 1);
-        meld_->observe(heads, {.query = token(queries_, i)});
+        meld_->observe(kv_.heads(l), {.query = token(queries_, i)});
       }
     }
   }
@@ -178,14 +187,14 @@ class layers {
   /// end.
   void end() {
     const stopwatch timed(times_.compress);
-    for (index_t l = 0; l < kv_.all_layers(); ++l) {
+    for (const index_t l : kv_.held()) {
       const auto& of = kv_.of(l);
       const bool attended = setup_.how == mode::own_attention || wants_probabilities(l);
       expects(of.came.scale && (!attended || of.came.taken == tokens()) &&
                   (!wants_logits(l) || of.came.queries),
               "llama.cpp: expected all nodes of layer ", l, "'s attention, got ", another_graph);
     }
-    for (index_t l = 0; l < kv_.all_layers(); ++l) {
+    for (const index_t l : kv_.held()) {
       for (index_t i = kv_.of(l).came.taken; i < tokens(); ++i) {
         commit(l, i + 1);
         if (measures_steps_ && !together_ && !kv_.whole(l)) {
@@ -213,20 +222,24 @@ class layers {
     }
   }
 
-  /// Slots of the longest head. Says to every layer whether it has masses or holes, so that the
-  /// engine's logits are edited from now on.
-  index_t settle() {
-    index_t longest = 0;
-    for (index_t h = 0; h < kv_.all_layers() * kv_.kv_heads(); ++h) {
-      longest = std::max(longest, kv_.head(h).length());
+  /// Cells that the engine has to keep: `least`, and in repack as many as the longest head has
+  /// slots. Says to every layer whether it has masses or holes, so that the engine's logits are
+  /// edited from now on.
+  index_t settle(index_t least) {
+    if (setup_.how == mode::own_attention) {
+      return least;
     }
-    for (index_t l = 0; l < kv_.all_layers() && setup_.how == mode::repack; ++l) {
+    index_t cells = least;
+    for (index_t h = 0; h < setup_.heads(); ++h) {
+      cells = std::max(cells, kv_.head(h).length());
+    }
+    for (const index_t l : kv_.held()) {
       bool& edited = kv_.of(l).edited = false;
       for (index_t h = 0; h < kv_.kv_heads() && !kv_.whole(l) && !edited; ++h) {
-        edited = head(l, h).length() < longest || has_mass(policy_, head(l, h), *state(l, h));
+        edited = head(l, h).length() < cells || has_mass(policy_, head(l, h), *state(l, h));
       }
     }
-    return longest;
+    return cells;
   }
 
  private:

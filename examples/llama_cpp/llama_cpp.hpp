@@ -11,6 +11,8 @@
 /// head; cells that are free are given back, so that any text goes through a small n_ctx.
 /// `mode::own_attention`: every head has a cache of its own, as long as its own budget, and its
 /// attention takes the place of the engine's; the engine's cells hold the newest token alone.
+/// Layers that attend to a window are the engine's in both modes: their cells are left alone, and
+/// in the other layers as many tokens as a window keep theirs.
 ///
 /// One sequence, from position 0, at a time. A batch may be as long as the cells that are free.
 ///
@@ -93,7 +95,9 @@ class compressor {
   void computed(ggml_tensor* t);
   void note_positions(const ggml_tensor* t);
   void note_rows(ggml_tensor* t);
-  void note_scale(index_t l, const ggml_tensor* t, bool expected, const ggml_tensor* sinks);
+  /// False: the layer is the engine's alone.
+  bool note_attention(index_t l, const ggml_tensor* t, mode expected, const ggml_tensor* mask,
+                      const ggml_tensor* sinks);
 
   /// All layers have attended: back to the budgets.
   void finish();
@@ -154,13 +158,15 @@ bool compressor<P>::wants(ggml_tensor* t) {
     note_rows(t);
   } else if (t->op == GGML_OP_FLASH_ATTN_EXT) {
     const index_t l = number_behind("cache_k_l", root_of(t->src[1])->name);
-    note_scale(l, t, options_.how == mode::own_attention, t->src[4]);
-    return true;
+    return note_attention(l, t, mode::own_attention, t->src[3], t->src[4]);
   } else if (const index_t l = number_behind("kq_soft_max-", name); l >= 0) {
-    note_scale(l, t, options_.how == mode::repack, t->src[2]);
+    if (!note_attention(l, t, mode::repack, t->src[1], t->src[2])) {
+      return false;
+    }
+    layers_->measure(l);
     return layers_->wants_probabilities(l);
   } else if (const index_t k = number_behind("kq-", name); k >= 0) {
-    return options_.how == mode::repack && layers_->wants_logits(k);
+    return options_.how == mode::repack && layers_->holds(k) && layers_->wants_logits(k);
   }
   return name == "result_output";
 }
@@ -208,7 +214,7 @@ void compressor<P>::note_rows(ggml_tensor* t) {
   ggml_tensor* const root = root_of(t);
   const index_t k = number_behind("cache_k_l", root->name),
                 v = number_behind("cache_v_l", root->name);
-  if (k < 0 && v < 0) {
+  if (!layers_->holds(std::max(k, v))) {
     return;
   }
   if (!begun_) {
@@ -231,10 +237,16 @@ void compressor<P>::note_rows(ggml_tensor* t) {
 }
 
 template <policy P>
-void compressor<P>::note_scale(index_t l, const ggml_tensor* t, bool expected,
-                               const ggml_tensor* sinks) {
-  expects(expected && l >= 0, "llama.cpp: expected the flash attention that was prepared, got ",
-          another_graph);
+bool compressor<P>::note_attention(index_t l, const ggml_tensor* t, mode expected,
+                                   const ggml_tensor* mask, const ggml_tensor* sinks) {
+  expects(options_.how == expected && l >= 0,
+          "llama.cpp: expected the flash attention that was prepared, got ", another_graph);
+  if (!layers_->holds(l)) {
+    return false;
+  }
+  for (const auto& seen : {std::span(cells_), std::span(chunk_)}) {
+    expect_attended(mask, static_cast<index_t>(chunk_.size()) - 1, seen, l);
+  }
   expects(sinks == nullptr, "llama.cpp: expected a model without attention sinks of its own");
   expects(parameter<float>(t, 1) == 0.0F, "llama.cpp: expected a model without ALiBi");
   expects(t->op != GGML_OP_FLASH_ATTN_EXT || parameter<float>(t, 2) == 0.0F,
@@ -242,6 +254,7 @@ void compressor<P>::note_scale(index_t l, const ggml_tensor* t, bool expected,
   auto& of = (*layers_)[l];
   of.model.scale = parameter<float>(t, 0);
   of.came.scale = true;
+  return true;
 }
 
 template <policy P>
@@ -264,15 +277,20 @@ void compressor<P>::end_prompt() {
 
 template <policy P>
 void compressor<P>::settle() {
-  const auto longest = static_cast<std::size_t>(layers_->settle());
-  const std::size_t keep = options_.how == mode::repack ? longest : 1;
+  // The newest token keeps its cell: the next position has to follow on one that is there. So do
+  // the tokens of a window, which the engine would free in windowed layers too.
+  const std::size_t recent = std::min(static_cast<std::size_t>(std::max(setup_.window, 1)),
+                                      cells_.size()),
+                    keep = static_cast<std::size_t>(layers_->settle(static_cast<index_t>(recent)));
   if (keep >= cells_.size()) {
     return;
   }
-  // The newest token stays in its cell: the next position has to follow on one that is there.
-  const index_t first = positions_[keep - 1], last = positions_.back();
-  cells_[keep - 1] = cells_.back(), positions_[keep - 1] = last;
-  cells_.resize(keep), positions_.resize(keep);
+  const auto from = static_cast<std::ptrdiff_t>(keep - recent),
+             to = static_cast<std::ptrdiff_t>(cells_.size() - recent);
+  const index_t first = positions_[keep - recent], last = positions_[cells_.size() - recent];
+  for (auto* const of : {&cells_, &positions_}) {
+    of->erase(of->begin() + from, of->begin() + to);
+  }
   if (options_.how == mode::repack) {
     layers_->cache().move_to(cells_);
   }

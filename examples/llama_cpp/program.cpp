@@ -166,10 +166,11 @@ int run(program_options o, std::ostream& out, std::ostream& progress) {
   const bool own = o.mode == "own", bounded = named.policy.evicts() &&
                                               named.policy.supports_decode() &&
                                               o.untouched.empty() && !limit.is_shared;
-  const index_t most = std::max(all, o.budget + 1);
+  const index_t most = std::max(all, o.budget + 1),
+                recent = std::max(1, llama_model_n_swa(model.get()));
   const index_t cells = o.cells > 0 ? o.cells
-                        : own       ? batch + 1
-                        : bounded   ? limit.trigger_length() - 1 + batch
+                        : own       ? batch + recent
+                        : bounded   ? std::max(limit.trigger_length() - 1, recent) + batch
                                     : most;
   const ggml_type rows = type_of(o.cache_type);
   session compressed(model.get(), parameters_of(cells, batch, rows, o.threads),

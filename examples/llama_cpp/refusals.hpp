@@ -9,6 +9,7 @@
 
 #include "llama_cpp/nodes.hpp"
 #include "llama_cpp/setup.hpp"
+#include "llama_cpp/windows.hpp"
 
 namespace kvmeld::llama {
 
@@ -24,7 +25,6 @@ inline std::string metadatum(const llama_model* model, const std::string& key) {
 struct model_facts {
   std::string architecture;
   bool recurrent = false, hybrid = false, encoder = false, diffusion = false;
-  index_t window = 0;  ///< of sliding-window layers
   llama_rope_type rotation = LLAMA_ROPE_TYPE_NORM;
   bool alibi = false, latent = false, capped = false;
   index_t heads = 0, kv_heads = 0, dim = 0, value_dim = 0, context = 0;
@@ -47,7 +47,6 @@ struct model_facts {
         .hybrid = llama_model_is_hybrid(model),
         .encoder = llama_model_has_encoder(model) || !llama_model_has_decoder(model),
         .diffusion = llama_model_is_diffusion(model),
-        .window = llama_model_n_swa(model),
         .rotation = llama_model_rope_type(model),
         .alibi = arch == "bloom" || arch == "mpt" || arch == "refact" || arch == "jais" ||
                  (!bias.empty() && std::stof(bias) != 0.0F),
@@ -73,7 +72,6 @@ inline attention_spec spec_of(const model_facts& m) {
   refuse(!m.hybrid, "hybrid memory: attention and recurrent layers");
   refuse(!m.encoder, "an encoder");
   refuse(!m.diffusion, "diffusion: its attention is not causal");
-  refuse(m.window == 0, "sliding-window layers: they drop keys by themselves");
   refuse(m.rotation != LLAMA_ROPE_TYPE_MROPE && m.rotation != LLAMA_ROPE_TYPE_IMROPE &&
              m.rotation != LLAMA_ROPE_TYPE_VISION,
          "M-RoPE: positions of several numbers");
@@ -119,7 +117,7 @@ inline void prepare(llama_context_params& params, mode how) {
           "llama.cpp: expected flash attention ", own ? "on" : "off", " (or auto) in mode ",
           own ? "own" : "repack", ", got ", own ? "off" : "on");
   params.flash_attn_type = wanted;
-  params.offload_kqv = false;
+  params.offload_kqv = params.swa_full = false;
 }
 
 /// Slots that a head may hold between steps, at most.
@@ -147,14 +145,20 @@ layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
   expects(given == 1 || given == layers || given == layers * heads,
           "llama.cpp: expected 1 budget, ", layers, " (one per layer) or ", layers * heads,
           " (one per KV head), got ", given);
-  setup.whole.assign(layers, traits::evicts(p) ? 0 : 1);
+  setup.layers.assign(layers, traits::evicts(p) ? part::compressed : part::whole);
   for (const index_t l : o.untouched) {
-    expects(l >= 0 && l < std::ssize(setup.whole), "llama.cpp: expected untouched layers 0 to ",
+    expects(l >= 0 && l < std::ssize(setup.layers), "llama.cpp: expected untouched layers 0 to ",
             layers - 1, ", got ", l);
-    setup.whole[static_cast<std::size_t>(l)] = 1;
+    setup.layers[static_cast<std::size_t>(l)] = part::whole;
   }
+  for (const index_t l : windowed_layers(model)) {
+    setup.layers[static_cast<std::size_t>(l)] = part::windowed;
+    setup.window = llama_model_n_swa(model);
+  }
+  expects(setup.heads() > 0, "llama.cpp: expected a layer that attends to all tokens, got ", layers,
+          " layers with a window of ", setup.window);
   for (std::size_t i = 0; given > 1 && i < layers * heads; ++i) {
-    if (setup.whole[i / heads] == 0) {
+    if (setup.layers[i / heads] == part::compressed) {
       setup.limits.push_back(o.limits[given == layers ? i / heads : i]);
     }
   }
@@ -173,7 +177,7 @@ index_t capacity_of(const P& p, const layers_setup& setup, const llama_context_p
                 trigger = most_slots(setup) + 1;
   const auto chunk =
       static_cast<index_t>(std::min(params.n_ubatch > 0 ? params.n_ubatch : 512U, params.n_batch));
-  const bool whole = std::ranges::find(setup.whole, 1) != setup.whole.end();
+  const bool whole = setup.count(part::whole) > 0;
   expects(own || !traits::evicts(p) || trigger <= cells,
           "llama.cpp: expected an n_ctx of at least ", trigger, " (the trigger), got ", cells);
   return !own ? (cells + 255) / 256 * 256

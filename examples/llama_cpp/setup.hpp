@@ -4,6 +4,7 @@
 
 #include <ggml.h>
 
+#include <algorithm>  // std::ranges::count
 #include <chrono>
 #include <vector>
 
@@ -13,10 +14,14 @@ namespace kvmeld::llama {
 
 enum class mode { repack, own_attention };
 
+/// Of a layer: its heads are compressed, or keep all; or the engine cuts it to a window by itself.
+enum class part { compressed, whole, windowed };
+
 struct options {
   mode how = mode::repack;
   /// One for all heads, one a layer, or one a head `[layers · KV heads]`; or one that all heads
-  /// share (`budget::shared`), which waits for `compressor::end_prompt`.
+  /// share (`budget::shared`), which waits for `compressor::end_prompt`. Those of windowed layers
+  /// are not used.
   std::vector<budget> limits;
   std::vector<index_t> untouched = {};  ///< layers that keep all
   /// Own attention: slots of heads that keep all, a prompt under shared budgets among them; 0: the
@@ -27,15 +32,19 @@ struct options {
 /// Everything about the layers that is known before the first token.
 struct layers_setup {
   mode how = mode::repack;
-  attention_spec spec = {};                        ///< of every layer, but for scale and rotation
-  index_t context = 0;                             ///< slots of heads that keep all
-  ggml_type rows = GGML_TYPE_F32;                  ///< of the engine's keys and values
+  attention_spec spec = {};        ///< of every layer with heads, but for scale and rotation
+  index_t context = 0;             ///< slots of heads that keep all
+  ggml_type rows = GGML_TYPE_F32;  ///< of the engine's keys and values
   kvmeld::storage storage = kvmeld::storage::f32;  ///< of the same
   std::vector<budget> limits = {};  ///< one, or [layers · heads] of those that are compressed
-  std::vector<char> whole = {};     ///< [layers of the model] left alone
+  std::vector<part> layers = {};    ///< [layers of the model]
+  index_t window = 0;               ///< tokens that windowed layers need the engine to keep
   index_t capacity = 0;             ///< slots that a head has room for
 
-  index_t heads() const { return static_cast<index_t>(whole.size()) * spec.kv_heads; }
+  index_t count(part p) const { return static_cast<index_t>(std::ranges::count(layers, p)); }
+  index_t heads() const {
+    return (static_cast<index_t>(layers.size()) - count(part::windowed)) * spec.kv_heads;
+  }
 };
 
 /// Seconds spent in the callback.
@@ -46,9 +55,10 @@ struct times {
 /// What is held, what is reserved for it, and what the whole cache would be.
 struct report {
   std::int64_t tokens = 0;
-  index_t cells = 0;      ///< of the engine that are in use
-  index_t slots = 0;      ///< of the longest head
-  std::size_t bytes = 0;  ///< keys, values, log-mass, positions and the policy's state in use
+  index_t cells = 0;  ///< of the engine that are in use
+  index_t slots = 0;  ///< of the longest head
+  /// Keys, values, log-mass, positions and the policy's state in use; of windowed layers none.
+  std::size_t bytes = 0;
   /// Room for the same, used or not, and the engine's cells, which are there in either mode (known
   /// from the first graph on).
   std::size_t reserved_bytes = 0;
