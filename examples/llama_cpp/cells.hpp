@@ -38,12 +38,14 @@ struct layer {
   attention_spec model;  ///< what the engine computes in it, as far as its graphs have said so far
   engine_rows engine = {};
   /// Which of its nodes the present micro-batch's graph had: that store its rows, the softmax or
-  /// flash attention, that with the queries; and how many of its tokens the heads hold.
+  /// flash attention, that with the queries, that with the logits that were edited; and how many of
+  /// its tokens the heads hold.
   struct {
-    bool keys = false, values = false, scale = false, queries = false;
+    bool keys = false, values = false, scale = false, queries = false, edited = false;
     index_t taken = 0;
   } came = {};
   bool edited = false;  ///< do log-mass or holes have to go into the engine's logits?
+  float factor = 1;     ///< of those logits, within the engine's softmax
 };
 
 /// A `kv_cache` of one request. Its layers are those that are compressed; heads behind them are of
@@ -98,7 +100,8 @@ class layer_cache {
             setup_.storage,
             rows(l.engine.keys, false),
             rows(l.engine.values, true),
-            {.pages = cells, .slots = cells != nullptr ? 1 : 0}};
+            {.pages = cells, .slots = cells != nullptr ? 1 : 0},
+            h % kv_heads()};
   }
   /// Repack: in which rows of the engine the slots of head `h` are.
   index_t* table(index_t h) { return cells_.data() + std::ptrdiff_t{h} * room(); }

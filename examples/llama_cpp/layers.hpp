@@ -89,21 +89,27 @@ class layers {
   bool wants_queries(index_t l) const {
     return !kv_.whole(l) && (together_ || needs_.query || needs_.log_sum_exp);
   }
-  bool wants_logits(index_t l) { return wants_queries(l) || kv_.of(l).edited; }
+  bool edits_products(index_t l) { return kv_.of(l).edited && kv_.of(l).model.soft_cap == 0; }
+  bool edits_capped(index_t l) { return kv_.of(l).edited && kv_.of(l).model.soft_cap > 0; }
 
-  /// Repack: `kq [cells, tokens, heads · group]` before scale and mask, made of `q = src[1]`.
-  /// `entries`: the cells that are in use, without the micro-batch's.
-  void logits(index_t l, ggml_tensor* kq, std::span<const index_t> entries) {
+  /// Repack: `kq [cells, tokens, heads · group]` before scale, cap and mask, made of `q = src[1]`.
+  void products(index_t l, const ggml_tensor* kq) {
     const stopwatch timed(times_.logits);
     kv_.of(l).came.queries = true;
-    const head_range heads = kv_.heads(l);
-    for (index_t i = 0; i < heads.count && kv_.of(l).edited; ++i) {
-      const index_t h = heads.first + i;
-      edit_logits(policy_, kv_.head(h), meld_->state(h), kv_.table(h), entries, kq,
-                  i * setup_.spec.group);
-    }
     if (wants_queries(l)) {
       keep_queries(kq->src[1]);
+    }
+  }
+  /// Repack: what the softmax is made of, which are these products or the capped ones. `entries`:
+  /// the cells that are in use, without the micro-batch's.
+  void edit(index_t l, ggml_tensor* logits, std::span<const index_t> entries) {
+    const stopwatch timed(times_.logits);
+    kv_.of(l).came.edited = true;
+    const head_range heads = kv_.heads(l);
+    for (index_t i = 0; i < heads.count; ++i) {
+      const index_t h = heads.first + i;
+      edit_logits(policy_, kv_.head(h), meld_->state(h), kv_.table(h), entries, logits,
+                  kv_.of(l).factor, i * setup_.spec.group);
     }
   }
 
@@ -191,7 +197,7 @@ class layers {
       const auto& of = kv_.of(l);
       const bool attended = setup_.how == mode::own_attention || wants_probabilities(l);
       expects(of.came.scale && (!attended || of.came.taken == tokens()) &&
-                  (!wants_logits(l) || of.came.queries),
+                  (!wants_queries(l) || of.came.queries) && (!of.edited || of.came.edited),
               "llama.cpp: expected all nodes of layer ", l, "'s attention, got ", another_graph);
     }
     for (const index_t l : kv_.held()) {

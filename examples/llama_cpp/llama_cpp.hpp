@@ -15,15 +15,15 @@
 /// in the other layers as many tokens as a window keep theirs.
 ///
 /// One sequence, from position 0, at a time. A batch may be as long as the cells that are free.
-///
 /// Budgets that the heads of the model share (`budget::shared(512)`, the best for `fold`) are
-/// divided when the prompt has ended: `kv.end_prompt()` behind its last llama_decode. Until then
+/// divided when the prompt has ended: `kv.end_prompt()` after its last llama_decode. Until then
 /// all of it is held.
 #pragma once
 
 #include <exception>
 #include <optional>
 
+#include "llama_cpp/attention.hpp"
 #include "llama_cpp/layers.hpp"
 #include "llama_cpp/refusals.hpp"
 
@@ -96,8 +96,7 @@ class compressor {
   void note_positions(const ggml_tensor* t);
   void note_rows(ggml_tensor* t);
   /// False: the layer is the engine's alone.
-  bool note_attention(index_t l, const ggml_tensor* t, mode expected, const ggml_tensor* mask,
-                      const ggml_tensor* sinks);
+  bool note_attention(index_t l, const ggml_tensor* t, mode expected, const ggml_tensor* mask);
 
   /// All layers have attended: back to the budgets.
   void finish();
@@ -158,15 +157,18 @@ bool compressor<P>::wants(ggml_tensor* t) {
     note_rows(t);
   } else if (t->op == GGML_OP_FLASH_ATTN_EXT) {
     const index_t l = number_behind("cache_k_l", root_of(t->src[1])->name);
-    return note_attention(l, t, mode::own_attention, t->src[3], t->src[4]);
+    return note_attention(l, t, mode::own_attention, t->src[3]);
   } else if (const index_t l = number_behind("kq_soft_max-", name); l >= 0) {
-    if (!note_attention(l, t, mode::repack, t->src[1], t->src[2])) {
+    if (!note_attention(l, t, mode::repack, t->src[1])) {
       return false;
     }
     layers_->measure(l);
     return layers_->wants_probabilities(l);
-  } else if (const index_t k = number_behind("kq-", name); k >= 0) {
-    return options_.how == mode::repack && layers_->holds(k) && layers_->wants_logits(k);
+  } else if (const index_t k = number_behind("kq-", name); layers_->holds(k)) {
+    return options_.how == mode::repack &&
+           (layers_->wants_queries(k) || layers_->edits_products(k));
+  } else if (const index_t c = logits_of::capped_layer(t); layers_->holds(c)) {
+    return layers_->edits_capped(c);
   }
   return name == "result_output";
 }
@@ -181,10 +183,15 @@ void compressor<P>::computed(ggml_tensor* t) {
     layers_->attend(number_behind("cache_k_l", root_of(t->src[1])->name), t);
   } else if (const index_t l = number_behind("kq_soft_max-", name); l >= 0) {
     layers_->probabilities(l, t);
+  } else if (const index_t c = logits_of::capped_layer(t); c >= 0) {
+    layers_->edit(c, t, cells_);
   } else if (const index_t k = number_behind("kq-", name); k >= 0) {
     expect_on_host(t);
     expects(t->ne[3] == 1, "llama.cpp: expected 1 stream of cells, got ", t->ne[3]);
-    layers_->logits(k, t, cells_);
+    layers_->products(k, t);
+    if (layers_->edits_products(k)) {
+      layers_->edit(k, t, cells_);
+    }
   } else {
     finish();
     begun_ = false;
@@ -238,7 +245,7 @@ void compressor<P>::note_rows(ggml_tensor* t) {
 
 template <policy P>
 bool compressor<P>::note_attention(index_t l, const ggml_tensor* t, mode expected,
-                                   const ggml_tensor* mask, const ggml_tensor* sinks) {
+                                   const ggml_tensor* mask) {
   expects(options_.how == expected && l >= 0,
           "llama.cpp: expected the flash attention that was prepared, got ", another_graph);
   if (!layers_->holds(l)) {
@@ -247,12 +254,8 @@ bool compressor<P>::note_attention(index_t l, const ggml_tensor* t, mode expecte
   for (const auto& seen : {std::span(cells_), std::span(chunk_)}) {
     expect_attended(mask, static_cast<index_t>(chunk_.size()) - 1, seen, l);
   }
-  expects(sinks == nullptr, "llama.cpp: expected a model without attention sinks of its own");
-  expects(parameter<float>(t, 1) == 0.0F, "llama.cpp: expected a model without ALiBi");
-  expects(t->op != GGML_OP_FLASH_ATTN_EXT || parameter<float>(t, 2) == 0.0F,
-          "llama.cpp: expected a model without capped logits");
   auto& of = (*layers_)[l];
-  of.model.scale = parameter<float>(t, 0);
+  of.factor = read_attention(t, l, of.model);
   of.came.scale = true;
   return true;
 }
@@ -279,18 +282,15 @@ template <policy P>
 void compressor<P>::settle() {
   // The newest token keeps its cell: the next position has to follow on one that is there. So do
   // the tokens of a window, which the engine would free in windowed layers too.
-  const std::size_t recent = std::min(static_cast<std::size_t>(std::max(setup_.window, 1)),
-                                      cells_.size()),
-                    keep = static_cast<std::size_t>(layers_->settle(static_cast<index_t>(recent)));
-  if (keep >= cells_.size()) {
+  const auto held = static_cast<index_t>(cells_.size()),
+             recent = std::min(std::max(setup_.window, 1), held), keep = layers_->settle(recent);
+  if (keep >= held) {
     return;
   }
-  const auto from = static_cast<std::ptrdiff_t>(keep - recent),
-             to = static_cast<std::ptrdiff_t>(cells_.size() - recent);
-  const index_t first = positions_[keep - recent], last = positions_[cells_.size() - recent];
-  for (auto* const of : {&cells_, &positions_}) {
-    of->erase(of->begin() + from, of->begin() + to);
-  }
+  const auto from = positions_.begin() + (keep - recent), to = positions_.end() - recent;
+  const index_t first = *from, last = *to;
+  positions_.erase(from, to);
+  cells_.erase(cells_.begin() + (keep - recent), cells_.end() - recent);
   if (options_.how == mode::repack) {
     layers_->cache().move_to(cells_);
   }

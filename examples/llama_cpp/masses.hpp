@@ -3,26 +3,37 @@
 #pragma once
 
 #include <algorithm>  // std::ranges::max_element
-#include <cmath>      // std::log
+#include <cmath>      // std::atanh, std::log
 #include <limits>     // std::numeric_limits
 #include <span>
 #include <vector>
 
+#include "kvmeld/score/logit_terms.hpp"
 #include "kvmeld/score/tile_products.hpp"
 #include "llama_cpp/cells.hpp"
 
 namespace kvmeld::llama {
 
-/// Calls `f(mass, own)` with the policy's mass function; `own`: it is not just log-mass. A slot
-/// that the policy has not measured yet has log-mass alone.
+/// Calls `f(mass, own)` with the policy's mass function, of (slot, q·k); `own`: it is not just
+/// log-mass. A slot that the policy has not measured yet has log-mass alone.
 template <policy P, class F>
 void with_mass(const P& p, const head_ref& head, const head_state& state, F f) {
-  const log_mass_of plain{head};
+  const score::logit_terms terms(head);
+  const auto capped = [&](float dot) {
+    return terms.caps() ? terms.cap(head.scale() * dot) / head.scale() : dot;
+  };
+  const log_mass_of log_mass{head};
+  const auto plain = [&](index_t s, float dot) { return log_mass(s, capped(dot)); };
   if constexpr (requires { p.visit([](const auto&) {}); }) {
     p.visit([&](const auto& one) { with_mass(one, head, state, f); });
   } else if constexpr (requires { p.mass(head, state); }) {
     const auto own = p.mass(head, state);
-    f([&](index_t s, float dot) { return s < state.length() ? own(s, dot) : plain(s, dot); }, true);
+    constexpr bool caps = requires { decltype(own)::caps; };
+    f(
+        [&](index_t s, float dot) {
+          return s < state.length() ? own(s, caps ? dot : capped(dot)) : plain(s, dot);
+        },
+        true);
   } else {
     f(plain, false);
   }
@@ -39,12 +50,12 @@ bool has_mass(const P& p, const head_ref& head, const head_state& state) {
   return found;
 }
 
-/// Edits the logits of one head, `[cells, tokens]` of query heads `first` and on in `kq`, which
-/// come before scale and mask: masses of its slots, and no attention to those of `entries`, the
-/// cells in use before the micro-batch, that only longer heads hold.
+/// Edits the logits of one head, `[cells, tokens]` of query heads `first` and on in `kq`, which the
+/// softmax multiplies by `factor` before its mask: masses of its slots, and no attention to those
+/// of `entries`, the cells in use before the micro-batch, that only longer heads hold.
 template <policy P>
 void edit_logits(const P& p, const head_ref& head, const head_state& state, const index_t* cells,
-                 std::span<const index_t> entries, ggml_tensor* kq, index_t first) {
+                 std::span<const index_t> entries, ggml_tensor* kq, float factor, index_t first) {
   constexpr index_t fresh = -1, hole = -2;
   std::vector<index_t> slot_of(static_cast<std::size_t>(kq->ne[0]), fresh);
   for (const index_t cell : entries) {
@@ -53,6 +64,10 @@ void edit_logits(const P& p, const head_ref& head, const head_state& state, cons
   for (index_t s = 0; s < head.length(); ++s) {
     slot_of[static_cast<std::size_t>(cells[s])] = s;
   }
+  const float cap = head.spec().soft_cap;
+  const auto dot_of = [&](float x) {
+    return cap > 0 ? cap / head.scale() * std::atanh(factor * x / cap) : x;
+  };
   with_mass(p, head, state, [&](const auto& mass, bool own) {
     for (index_t cell = 0; cell < kq->ne[0]; ++cell) {
       const index_t s = slot_of[static_cast<std::size_t>(cell)];
@@ -62,7 +77,7 @@ void edit_logits(const P& p, const head_ref& head, const head_state& state, cons
       for (index_t g = first; g < first + head.group(); ++g) {
         for (index_t t = 0; t < kq->ne[1]; ++t) {
           float& x = *element(kq, cell, t, g);
-          x = s == hole ? -std::numeric_limits<float>::infinity() : mass(s, x) / head.scale();
+          x = s == hole ? -std::numeric_limits<float>::infinity() : mass(s, dot_of(x)) / factor;
         }
       }
     }

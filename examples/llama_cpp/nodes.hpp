@@ -7,7 +7,6 @@
 
 #include <charconv>  // std::from_chars
 #include <cstring>   // std::memcpy
-#include <span>
 #include <string_view>
 #include <vector>
 
@@ -79,24 +78,6 @@ inline void read_indices(const ggml_tensor* t, std::vector<index_t>& out) {
     out[i] = t->type == GGML_TYPE_I64
                  ? static_cast<index_t>(static_cast<const std::int64_t*>(t->data)[i])
                  : static_cast<const index_t*>(t->data)[i];
-  }
-}
-
-/// Refused: a mask `[cells, tokens]` that keeps the micro-batch's token `i` from one of `cells`, as
-/// that of a window does.
-inline void expect_attended(const ggml_tensor* mask, index_t i, std::span<const index_t> cells,
-                            index_t layer) {
-  expects(mask != nullptr, "llama.cpp: expected a mask in layer ", layer, ", got ", another_graph);
-  expect_on_host(mask);
-  const bool half = mask->type == GGML_TYPE_F16;
-  for (const index_t cell : cells) {
-    const auto* const at = static_cast<const char*>(mask->data) +
-                           static_cast<std::size_t>(i) * mask->nb[1] +
-                           static_cast<std::size_t>(cell) * mask->nb[0];
-    const float x = half ? ggml_fp16_to_fp32(*reinterpret_cast<const ggml_fp16_t*>(at))
-                         : *reinterpret_cast<const float*>(at);
-    expects(cell < mask->ne[0] && x == 0, "llama.cpp: expected layer ", layer,
-            " to attend to every token alike, got ", x, " in its mask of cell ", cell);
   }
 }
 

@@ -26,7 +26,7 @@ struct model_facts {
   std::string architecture;
   bool recurrent = false, hybrid = false, encoder = false, diffusion = false;
   llama_rope_type rotation = LLAMA_ROPE_TYPE_NORM;
-  bool alibi = false, latent = false, capped = false;
+  bool latent = false;
   index_t heads = 0, kv_heads = 0, dim = 0, value_dim = 0, context = 0;
 
   static model_facts of(const llama_model* model) {
@@ -37,7 +37,6 @@ struct model_facts {
       const std::string text = own(key);
       return text.empty() ? without : static_cast<index_t>(std::stol(text));
     };
-    const std::string bias = own("attention.max_alibi_bias");
     const index_t heads = llama_model_n_head(model);
     const index_t dim =
         number("attention.key_length", llama_model_n_embd(model) / std::max(heads, 1));
@@ -48,11 +47,8 @@ struct model_facts {
         .encoder = llama_model_has_encoder(model) || !llama_model_has_decoder(model),
         .diffusion = llama_model_is_diffusion(model),
         .rotation = llama_model_rope_type(model),
-        .alibi = arch == "bloom" || arch == "mpt" || arch == "refact" || arch == "jais" ||
-                 (!bias.empty() && std::stof(bias) != 0.0F),
         .latent =
             !own("attention.kv_lora_rank").empty() || !own("attention.key_length_mla").empty(),
-        .capped = !own("attn_logit_softcapping").empty(),
         .heads = heads,
         .kv_heads = llama_model_n_head_kv(model),
         .dim = dim,
@@ -75,11 +71,9 @@ inline attention_spec spec_of(const model_facts& m) {
   refuse(m.rotation != LLAMA_ROPE_TYPE_MROPE && m.rotation != LLAMA_ROPE_TYPE_IMROPE &&
              m.rotation != LLAMA_ROPE_TYPE_VISION,
          "M-RoPE: positions of several numbers");
-  refuse(!m.alibi, "ALiBi: its logits depend on the cells' positions, which compression changes");
   refuse(m.rotation != LLAMA_ROPE_TYPE_NONE,
          "no RoPE: positions are read where queries are rotated by them");
   refuse(!m.latent, "MLA: its keys and values are one latent row");
-  refuse(!m.capped, "capped logits");
   refuse(m.kv_heads > 0, "no KV heads in its first layer");
   refuse(m.value_dim == m.dim, "keys and values of different lengths");
   return attention_spec{.kv_heads = m.kv_heads,

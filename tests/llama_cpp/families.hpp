@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Random models of other families than the llama's, as GGUF files; and llama.cpp's own attention
+// Random models of other families than llama, as GGUF files; and llama.cpp's own attention
 // with slots hidden head by head, which compression by eviction is held to.
 #pragma once
 
@@ -9,16 +9,17 @@
 
 namespace test {
 
-/// What a family's layers have beside a llama's; 4 of them, 4 query heads on 2 KV heads of 16.
+/// What a family's layers have in addition to llama's; 4 of them, 4 query heads on 2 KV heads
+/// of 16.
 struct family {
   std::string arch;
   index_t window = 0;   ///< of layers 0 and 2
   bool normed = false;  ///< queries and keys
-  bool framed = false;  ///< norms behind attention and the feed-forward part, tied embeddings
-  bool experts = false, sinks = false;
+  bool framed = false;  ///< norms after attention and the feed-forward part, tied embeddings
+  bool experts = false;
+  bool sinks = false;
   std::vector<std::pair<std::string, float>> numbers = {};  ///< of its own metadata
   std::string scaling = {};
-  float sink = 1.5F;  ///< the sinks' mean logit
 
   static constexpr index_t layers = 4, heads = 4, kv_heads = 2, dim = 16, hidden = 64, inner = 96,
                            vocab = 256, expert_count = 4;
@@ -26,11 +27,23 @@ struct family {
 };
 
 inline std::vector<family> families() {
-  return {{"gemma3", 32, true, true, false, false, {{"rope.freq_base_swa", 100}}},
-          {"cohere2", 32, false, false, false, false, {{"logit_scale", 0.5F}}},
-          {"qwen3", 0, true},
-          {"smollm3"},
-          {"qwen3", 0, true, false, false, false, {{"rope.scaling.factor", 4}}, "yarn"}};
+  return {{.arch = "gemma3",
+           .window = 32,
+           .normed = true,
+           .framed = true,
+           .numbers = {{"rope.freq_base_swa", 100}}},
+          {.arch = "gemma2",
+           .window = 32,
+           .framed = true,
+           .numbers = {{"attn_logit_softcapping", 4}, {"final_logit_softcapping", 30}}},
+          {.arch = "gpt-oss", .window = 32, .experts = true, .sinks = true},
+          {.arch = "cohere2", .window = 32, .numbers = {{"logit_scale", 0.5F}}},
+          {.arch = "qwen3", .normed = true},
+          {.arch = "smollm3"},
+          {.arch = "qwen3",
+           .normed = true,
+           .numbers = {{"rope.scaling.factor", 4}},
+           .scaling = "yarn"}};
 }
 
 /// A random model's tensors, drawn in the order in which they are written.
@@ -53,7 +66,9 @@ class family_file {
       count("attention.sliding_window", f.window), count("attention.sliding_window_pattern", 2);
     }
     if (f.experts) {
-      count("expert_count", family::expert_count), count("expert_used_count", 2);
+      // All of them: rounding would decide between two alike.
+      count("expert_count", family::expert_count);
+      count("expert_used_count", family::expert_count);
       count("expert_feed_forward_length", family::inner);
     }
     if (!f.scaling.empty()) {
@@ -116,7 +131,7 @@ class family_file {
       vector(at + "attn_k_norm.weight", family::dim, 1.5F, 0.2F);
     }
     if (f_.sinks) {
-      vector(at + "attn_sinks.weight", family::heads, f_.sink, 0.5F);
+      vector(at + "attn_sinks.weight", family::heads, 1.5F, 0.5F);
       vector(at + "attn_output.bias", family::hidden, 0, 0.1F);
     }
     if (f_.framed || f_.experts) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What the adapter refuses in the engine's graphs, micro-batch by micro-batch.
 #include <catch2/catch.hpp>
+#include <cmath>    // INFINITY
 #include <cstring>  // std::memcpy
 
 #include "llama_cpp/files.hpp"
@@ -134,6 +135,39 @@ TEST_CASE("llama.cpp: a graph with nodes of other names is refused, not misread"
       CHECK_THAT(said(mode::repack, "h2o", named("kq-1"), {{.slots = 48}, {.slots = 40}}),
                  Contains("expected all nodes of layer 1's attention"));
     }
+  }
+}
+
+TEST_CASE("llama.cpp: attention that is no softmax over all tokens is refused by its numbers") {
+  twin models;
+  for (const mode how : {mode::repack, mode::own_attention}) {
+    const auto said = [&](auto change) {
+      const auto v = behind(
+          models, policy_named("h2o"), {.how = how, .limits = {{.slots = 48}}},
+          [&](ggml_tensor* t, index_t batch) {
+            if ((t->op == GGML_OP_SOFT_MAX || t->op == GGML_OP_FLASH_ATTN_EXT) && batch == 1) {
+              change(t, t->src[how == mode::repack ? 1 : 3]);
+            }
+            return false;
+          });
+      CHECK(v.batch == 1);
+      return v.said;
+    };
+    CHECK_THAT(said([](ggml_tensor* t, ggml_tensor*) {
+                 const float bias = 8;
+                 std::memcpy(&t->op_params[1], &bias, sizeof bias);
+               }),
+               Contains("expected layer 0 without ALiBi (a bias of 0), got one of 8"));
+    // The last of 64 queries of the first cell, as where a window has left it behind.
+    CHECK_THAT(said([](ggml_tensor*, ggml_tensor* mask) {
+                 auto* const row = static_cast<char*>(mask->data) + 63 * mask->nb[1];
+                 if (mask->type == GGML_TYPE_F16) {
+                   *reinterpret_cast<ggml_fp16_t*>(row) = ggml_fp32_to_fp16(-INFINITY);
+                 } else {
+                   *reinterpret_cast<float*>(row) = -INFINITY;
+                 }
+               }),
+               Contains("expected layer 0 to attend to every token alike, got -inf in its mask"));
   }
 }
 

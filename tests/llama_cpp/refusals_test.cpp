@@ -46,20 +46,17 @@ TEST_CASE("llama.cpp: models that cannot be compressed are refused by the featur
   CHECK_THAT(said([](auto& m) { m.hybrid = true; }), Contains("hybrid memory"));
   CHECK_THAT(said([](auto& m) { m.encoder = true; }), Contains("encoder"));
   CHECK_THAT(said([](auto& m) { m.diffusion = true; }), Contains("diffusion"));
-  CHECK_THAT(said([](auto& m) { m.window = 512; }), Contains("sliding-window"));
   CHECK_THAT(said([](auto& m) { m.rotation = LLAMA_ROPE_TYPE_MROPE; }), Contains("M-RoPE"));
   CHECK_THAT(said([](auto& m) { m.rotation = LLAMA_ROPE_TYPE_IMROPE; }), Contains("M-RoPE"));
   CHECK_THAT(said([](auto& m) { m.rotation = LLAMA_ROPE_TYPE_VISION; }), Contains("M-RoPE"));
   CHECK_THAT(said([](auto& m) { m.rotation = LLAMA_ROPE_TYPE_NONE; }), Contains("no RoPE"));
-  CHECK_THAT(said([](auto& m) { m.alibi = true; }), Contains("ALiBi"));
   CHECK_THAT(said([](auto& m) { m.latent = true; }), Contains("MLA"));
-  CHECK_THAT(said([](auto& m) { m.capped = true; }), Contains("capped"));
   CHECK_THAT(said([](auto& m) { m.value_dim = 8; }), Contains("different lengths"));
   CHECK_THAT(said([](auto& m) { m.kv_heads = 0; }), Contains("no KV heads"));
   CHECK_THAT(said([](auto& m) { m.kv_heads = 3; }), Contains("multiple of the KV heads"));
 }
 
-TEST_CASE("llama.cpp: the facts of real files, MLA and ALiBi among them") {
+TEST_CASE("llama.cpp: the facts of real files, MLA among them") {
   temporary_folder folder;
   const auto shape = small_shape();
   const auto weights = draw_weights(shape, 7);
@@ -71,22 +68,15 @@ TEST_CASE("llama.cpp: the facts of real files, MLA and ALiBi among them") {
   };
   const auto llama = facts({}, "llama");
   CHECK((llama.heads == 4 && llama.kv_heads == 2 && llama.dim == 16 && llama.value_dim == 16));
-  CHECK((llama.rotation == LLAMA_ROPE_TYPE_NORM && !llama.alibi && !llama.latent));
+  CHECK((llama.rotation == LLAMA_ROPE_TYPE_NORM && !llama.latent));
   CHECK(llama.context == 4096);
   CHECK(facts([](gguf_context* g) { gguf_set_val_u32(g, "llama.attention.kv_lora_rank", 8); },
               "llama")
             .latent);
-  auto refact = facts({}, "refact");
-  CHECK((refact.alibi && refact.rotation == LLAMA_ROPE_TYPE_NONE));
-  refact.alibi = false;
+  const auto refact = facts({}, "refact");
+  CHECK(refact.rotation == LLAMA_ROPE_TYPE_NONE);
   CHECK_THAT(refusal([&] { kvmeld::llama::spec_of(refact); }),
              Catch::Contains("expected a model that can be compressed, got refact with no RoPE"));
-  const auto real = [&](const char* key, float value) {
-    return facts([&](gguf_context* g) { gguf_set_val_f32(g, key, value); }, "llama");
-  };
-  CHECK(real("llama.attention.max_alibi_bias", 8).alibi);
-  CHECK_FALSE(real("llama.attention.max_alibi_bias", 0).alibi);
-  CHECK(real("llama.attn_logit_softcapping", 50).capped);
   // Lengths that the file leaves out are those of the embedding's heads.
   const auto without = facts(
       [](gguf_context* g) {

@@ -199,3 +199,39 @@ TEST_CASE("llama.cpp: a rotation is read with its dimensions, scaling and factor
   ggml_free(names);
   ggml_free(memory);
 }
+
+TEST_CASE("llama.cpp: keys are moved on by what was read as ggml itself turns them further") {
+  ggml_context* const memory = ggml_init({std::size_t{1} << 22, nullptr, false});
+  constexpr index_t dim = 16, from = 700, to = 2100;
+  std::mt19937 bits(5);
+  std::normal_distribution<float> normal;
+  ggml_tensor* const x = ggml_new_tensor_3d(memory, GGML_TYPE_F32, dim, 1, 1);
+  for (index_t i = 0; i < dim; ++i) {
+    static_cast<float*>(x->data)[i] = normal(bits);
+  }
+  for (const int mode : {GGML_ROPE_TYPE_NORMAL, GGML_ROPE_TYPE_NEOX}) {
+    for (const int turned : {16, 8}) {
+      for (const auto& [scale, yarn] : {std::pair{1.0F, 0.0F}, {0.25F, 0.0F}, {0.25F, 1.0F}}) {
+        CAPTURE(mode, turned, scale, yarn);
+        const auto at = [&](index_t position) {
+          ggml_tensor* const positions = ggml_new_tensor_1d(memory, GGML_TYPE_I32, 1);
+          *static_cast<std::int32_t*>(positions->data) = position;
+          ggml_tensor* const y = ggml_rope_ext(memory, x, positions, nullptr, turned, mode, 1024,
+                                               500, scale, yarn, 1, 32, 1);
+          ggml_cgraph* const graph = ggml_new_graph(memory);
+          ggml_build_forward_expand(graph, y);
+          REQUIRE(ggml_graph_compute_with_ctx(memory, graph, 1) == GGML_STATUS_SUCCESS);
+          return y;
+        };
+        ggml_tensor *const before = at(from), *const after = at(to);
+        kvmeld::llama::rope_of(before).rotate(kvmeld::row<float>{kvmeld::llama::element(before, 0)},
+                                              dim, to - from);
+        for (index_t i = 0; i < dim; ++i) {
+          CHECK(std::abs(*kvmeld::llama::element(before, i) - *kvmeld::llama::element(after, i)) <
+                1e-3F);
+        }
+      }
+    }
+  }
+  ggml_free(memory);
+}
