@@ -18,7 +18,7 @@
 
 namespace kvmeld::llama {
 
-extern template class compressor<evaluate::any_policy>;  // program.cpp compiles it
+extern template class compressor<evaluate::any_policy>;  // compressor.cpp compiles it
 
 /// Refused: the name of a policy with a division of budgets or a source of queries.
 inline void expect_plain(const std::string& option, const std::string& name) {

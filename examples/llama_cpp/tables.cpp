@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "engine/error.hpp"
+#include "engine/gguf/file.hpp"
 #include "engine/tokenizer.hpp"
 #include "evaluate/needle_text.hpp"
 #include "evaluate/policies.hpp"
@@ -46,6 +47,25 @@ std::vector<contender> contenders_of(const evaluate::options& o, const std::vect
   return contenders;
 }
 
+/// Of a folder, or of a GGUF file by libllama.
+engine::tokenizer tokenizer_of(const std::filesystem::path& model, index_t vocab) {
+  if (std::filesystem::is_directory(model)) {
+    return engine::tokenizer::load(model, vocab);
+  }
+  auto codec = engine::gguf::vocabulary_of(model);
+  return engine::tokenizer(codec ? std::move(codec) : engine::byte_codec());
+}
+
+/// A text, with the token in place of its first that the model expects there (Gemma).
+std::vector<int> begun(const llama_model* model, std::span<const int> text) {
+  std::vector<int> tokens(text.begin(), text.end());
+  const auto* const vocab = llama_model_get_vocab(model);
+  if (llama_vocab_get_add_bos(vocab)) {
+    tokens.front() = llama_vocab_bos(vocab);
+  }
+  return tokens;
+}
+
 /// Does the model write the value, and no digit more, behind a body and the question?
 bool answers(session& s, const engine::tokenizer& tokens, std::span<const int> body,
              const evaluate::needle_text& n) {
@@ -80,7 +100,8 @@ void run_tables(const evaluate::options& o, const std::string& gguf, const std::
   const auto contenders = contenders_of(o, modes);
   const auto model = load_model(gguf);
   const auto tokens =
-      engine::tokenizer::load(o.model, llama_vocab_n_tokens(llama_model_get_vocab(model.get())));
+      tokenizer_of(o.model, llama_vocab_n_tokens(llama_model_get_vocab(model.get())));
+  const index_t recent = std::max(1, llama_model_n_swa(model.get()));
   const auto text = tokens.encode(engine::read_file(o.text));
   const index_t parts = 64;  // tokens of a stream at once
   const auto streams = static_cast<std::size_t>(o.prompts);
@@ -112,44 +133,49 @@ void run_tables(const evaluate::options& o, const std::string& gguf, const std::
       session s(model.get(), parameters_of(most, o.prompt, GGML_TYPE_F16, 1), c.by);
       for (const auto& n : needles) {
         // The question stands behind the fact, over the end of the body.
-        const auto body = std::span(n.body).first(n.body.size() - n.question.size());
+        const auto body =
+            begun(model.get(), std::span(n.body).first(n.body.size() - n.question.size()));
         found += answers(s, tokens, body, n) ? 1 : 0;
       }
     }
     // Where heads share a budget, the longest may hold all of a text.
     const bool ragged = full || c.by->how.limits.front().is_shared;
     session s(model.get(),
-              parameters_of(ragged ? most : c.slots + parts + 1, parts, GGML_TYPE_F16, 1), c.by);
-    for (const auto& n : early) {
-      found_early += answers(s, tokens, n.body, n) ? 1 : 0;
+              parameters_of(ragged ? most : std::max(c.slots + 1, recent) + parts, parts,
+                            GGML_TYPE_F16, 1),
+              c.by);
+    for (const auto& n : o.tasks.stream ? early : decltype(early)()) {
+      found_early += answers(s, tokens, begun(model.get(), n.body), n) ? 1 : 0;
     }
     double nats = 0, divergence = 0;
     std::size_t counted = 0, row = 0;
-    for (std::size_t i = 0; i < streams; ++i) {
+    for (std::size_t i = 0; i < (o.tasks.stream ? streams : 0); ++i) {
       s.clear();
-      const auto part = std::span<const int>(text).subspan(i * apart, length);
+      const auto part = begun(model.get(), std::span(text).subspan(i * apart, length));
       for (std::size_t at = 0; at < length; at += static_cast<std::size_t>(parts)) {
-        s.read(
-            part.subspan(at, std::min<std::size_t>(static_cast<std::size_t>(parts), length - at)),
-            true, [&](std::size_t j, std::span<const float> logits) {
-              if (at + j < length / 4 || at + j + 1 >= length) {
-                return;
-              }
-              ++counted;
-              nats += surprise(logits, part[at + j + 1]);
-              if (full) {
-                whole.emplace_back(logits.begin(), logits.end());
-              } else {
-                divergence += evaluate::kl_divergence(row_of(whole[row++]), row_of(logits));
-              }
-            });
+        s.read(std::span(part).subspan(
+                   at, std::min<std::size_t>(static_cast<std::size_t>(parts), length - at)),
+               true, [&](std::size_t j, std::span<const float> logits) {
+                 if (at + j < length / 4 || at + j + 1 >= length) {
+                   return;
+                 }
+                 ++counted;
+                 nats += surprise(logits, part[at + j + 1]);
+                 if (full) {
+                   whole.emplace_back(logits.begin(), logits.end());
+                 } else {
+                   divergence += evaluate::kl_divergence(row_of(whole[row++]), row_of(logits));
+                 }
+               });
       }
     }
     const double n = static_cast<double>(std::max<std::size_t>(counted, 1));
-    out << fmt::format("| {} | {} | {} | {:.0f} | {:.0f} | {:.3f} | {:.4f} | {} |\n", c.name,
-                       c.mode_name(), c.slots, 100.0 * found / o.cases,
-                       100.0 * found_early / o.cases, nats / n, divergence / n,
-                       s.report().value_or(report{.cells = o.prompt}).cells)
+    out << fmt::format("| {} | {} | {} | {:.0f} | ", c.name, c.mode_name(), c.slots,
+                       100.0 * found / o.cases)
+        << (o.tasks.stream ? fmt::format("{:.0f} | {:.3f} | {:.4f} | {} |\n",
+                                         100.0 * found_early / o.cases, nats / n, divergence / n,
+                                         s.report().value_or(report{.cells = o.prompt}).cells)
+                           : "– | – | – | – |\n")
         << std::flush;
   }
 }

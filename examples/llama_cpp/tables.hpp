@@ -21,6 +21,7 @@ std::vector<mode> parse_modes(const std::string& list);
 ///                   compressed before the question comes
 ///   decoded needle  a fact in the first tenth of a text that comes in chunks of 64
 ///   stream nll, KL  of `o.prompts` texts in chunks of 64, without their first quarter
+/// Without the task `stream` of `o` the needles of whole prompts alone.
 void run_tables(const evaluate::options& o, const std::string& gguf, const std::vector<mode>& modes,
                 std::ostream& out, std::ostream& said);
 
