@@ -49,12 +49,13 @@ config config::parse(std::string_view text, const std::filesystem::path& file) {
   const json_fields model(json, file);
 
   const std::string type = model.word("model_type");
-  model.expect(type == "llama" || type == "mistral" || type == "qwen2", "model_type",
-               "\"llama\", \"mistral\" or \"qwen2\"");
+  const bool is_qwen = type == "qwen2" || type == "qwen3";
+  model.expect(type == "llama" || type == "mistral" || is_qwen, "model_type",
+               "\"llama\", \"mistral\", \"qwen2\" or \"qwen3\"");
   model.expect(model.word("hidden_act") == "silu", "hidden_act", "\"silu\"");
   model.expect(!model.flag("mlp_bias", false), "mlp_bias", "false");
   model.expect(!model.has("quantization_config"), "quantization_config", "none");
-  if (type == "qwen2") {  // names a window even when it is not in use
+  if (is_qwen) {  // names a window even when it is not in use
     model.expect(!model.flag("use_sliding_window", false), "use_sliding_window", "false");
   } else {
     model.expect(!model.has("sliding_window"), "sliding_window", "none");
@@ -83,7 +84,8 @@ config config::parse(std::string_view text, const std::filesystem::path& file) {
   }
   c.norm_epsilon = static_cast<float>(model.positive("rms_norm_eps"));
   c.tied = model.flag("tie_word_embeddings", false);
-  c.o_bias = type == "llama" && model.flag("attention_bias", false);
+  c.qk_norm = type == "qwen3";
+  c.o_bias = (type == "llama" || type == "qwen3") && model.flag("attention_bias", false);
   c.qkv_bias = type == "qwen2" || c.o_bias;
   c.rope = read_rope(model, file);
   return c;

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <string_view>
+#include <vector>
 
 #include "engine/error.hpp"
 #include "kvmeld/config.hpp"
@@ -12,6 +13,9 @@
 namespace engine {
 
 using kvmeld::index_t;
+
+/// The MLP's activation: of Llama, and of Gemma (its tanh form).
+enum class activation { silu, gelu };
 
 /// What a llama-family decoder is made of. Field names say what Hugging Face's mean.
 struct config {
@@ -27,12 +31,48 @@ struct config {
   bool tied = false;          ///< tie_word_embeddings: logits from the embedding matrix
   bool qkv_bias = false;      ///< biases on the q, k and v projections
   bool o_bias = false;        ///< a bias on the output projection
+  bool qk_norm = false;       ///< RMSNorm of each head's query and key before they are rotated
+  bool post_norms = false;    ///< RMSNorm of what attention and MLP add (Gemma)
+  activation mlp = activation::silu;
+  float embedding_scale = 1;                             ///< of a token's embedding
+  float logit_cap = 0;                                   ///< final_logit_softcapping; 0: none
+  float soft_cap = 0;                                    ///< attn_logit_softcapping; 0: none
   kvmeld::rotary rope = kvmeld::rotary::halves(10'000);  ///< rope_theta, rope_scaling
+  index_t window = 0;                                    ///< sliding_window; 0: all layers are full
+  index_t full_every = 1;                                ///< every so many layers, the last is full
+  kvmeld::rotary window_rope = {};                       ///< of the layers with a window
 
   index_t group() const { return heads / kv_heads; }
-  /// What every layer's attention computes, or `of` of its KV heads.
-  kvmeld::attention_spec attention(index_t of = 0) const {
-    return {.kv_heads = of > 0 ? of : kv_heads, .group = group(), .key_dim = dim, .rope = rope};
+  bool windowed(index_t layer) const { return window > 0 && (layer + 1) % full_every != 0; }
+  /// The layers whose attention sees all tokens, in their order: those that are compressed.
+  std::vector<index_t> full_layers() const {
+    std::vector<index_t> full;
+    for (index_t layer = 0; layer < layers; ++layer) {
+      if (!windowed(layer)) {
+        full.push_back(layer);
+      }
+    }
+    return full;
+  }
+  /// Their KV heads.
+  index_t full_heads() const { return static_cast<index_t>(full_layers().size()) * kv_heads; }
+  /// What a layer's attention computes, or `of` of its KV heads.
+  kvmeld::attention_spec attention(index_t layer, index_t of = 0) const {
+    const bool local = windowed(layer);
+    return {.kv_heads = of > 0 ? of : kv_heads,
+            .group = group(),
+            .key_dim = dim,
+            .rope = local ? window_rope : rope,
+            .soft_cap = soft_cap,
+            .window = local ? window : 0};
+  }
+  /// ... of every layer.
+  std::vector<kvmeld::attention_spec> attention() const {
+    std::vector<kvmeld::attention_spec> all;
+    for (index_t layer = 0; layer < layers; ++layer) {
+      all.push_back(attention(layer));
+    }
+    return all;
   }
 
   static config read(const std::filesystem::path& file) { return parse(read_file(file), file); }

@@ -32,7 +32,7 @@ class decoder {
     row_major_matrix stream, normed;  // [tokens, hidden]
     row_major_matrix q, k, v, attended, projected;
     row_major_matrix gate, up;  // [tokens, intermediate]
-    rotation turns;
+    rotation turns, window_turns;
     std::vector<index_t> positions;
   };
 
@@ -69,7 +69,8 @@ class decoder {
   void run(scratch& s, std::span<const int> tokens, std::span<const index_t> positions,
            const attend_function& attend, row_major_matrix& logits, bool last_only) const;
   void embed(std::span<const int> tokens, row_major_matrix& stream) const;
-  /// RMSNorm.
+  /// RMSNorm of every `weight.size()` numbers of a row; without weights `y` is `x`. They may be
+  /// one.
   void normalize(const row_major_matrix& x, const row_vector& weight, row_major_matrix& y) const;
 
   config shape_;

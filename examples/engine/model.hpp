@@ -12,8 +12,8 @@ namespace engine {
 struct model;
 
 /// Weights dequantised by ggml's own functions, tokens by libllama's vocabulary. Architectures
-/// `llama` and `qwen2`, with RoPE of a base or Llama 3's; what else a file holds is refused. A
-/// build without libllama refuses every file.
+/// `llama`, `qwen2`, `qwen3`, `gemma2` and `gemma3`, with RoPE of a base or Llama 3's; what else a
+/// file holds is refused. A build without libllama refuses every file.
 model load_gguf(const std::filesystem::path& file);
 
 struct model {

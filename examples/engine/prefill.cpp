@@ -7,11 +7,11 @@
 namespace engine {
 
 row_major_matrix causal_attention(const matrix_view& q, const matrix_view& k, const matrix_view& v,
-                                  index_t heads, index_t kv_heads, index_t dim, index_t first) {
+                                  const kvmeld::attention_spec& spec, index_t first) {
   const Eigen::Index tokens = q.rows(), seen = first + tokens;
-  expects(heads > 0 && kv_heads > 0 && heads % kv_heads == 0,
-          "causal_attention: expected a multiple of the KV heads, got ", heads, " heads for ",
-          kv_heads, " KV heads");
+  const index_t heads = spec.query_heads(), kv_heads = spec.kv_heads, dim = spec.key_dim;
+  expects(spec.sink_logits.empty() && spec.alibi_slopes.empty() && spec.dim_of_values() == dim,
+          "causal_attention: expected no sinks, no slopes and values of dim ", dim, ", got some");
   expects(q.cols() == Eigen::Index{heads} * dim, "causal_attention: expected q [", tokens, ", ",
           heads * dim, "], got [", q.rows(), ", ", q.cols(), "]");
   for (const auto* m : {&k, &v}) {
@@ -20,8 +20,8 @@ row_major_matrix causal_attention(const matrix_view& q, const matrix_view& k, co
             m->rows(), ", ", m->cols(), "]");
   }
   constexpr Eigen::Index block = 64;  // queries at a time: their scores stay in the cache
-  const float scale = 1 / std::sqrt(static_cast<float>(dim));
-  const index_t group = heads / kv_heads;
+  const float scale = spec.scale > 0 ? spec.scale : 1 / std::sqrt(static_cast<float>(dim));
+  const index_t group = spec.group;
   row_major_matrix scores(std::min(block, tokens), seen);
   Eigen::VectorXf sums(scores.rows());
   row_major_matrix out(tokens, q.cols());
@@ -30,18 +30,28 @@ row_major_matrix causal_attention(const matrix_view& q, const matrix_view& k, co
     const auto values = v.middleCols(Eigen::Index{head / group} * dim, dim);
     const Eigen::Index column = Eigen::Index{head} * dim;
     for (Eigen::Index begin = 0; begin < tokens; begin += block) {
-      const Eigen::Index rows = std::min(block, tokens - begin), length = first + begin + rows;
+      // The slots that any of the rows sees.
+      const Eigen::Index rows = std::min(block, tokens - begin), end = first + begin + rows;
+      const auto oldest = [&](Eigen::Index position) {
+        return spec.window > 0 ? std::max<Eigen::Index>(position + 1 - spec.window, 0) : 0;
+      };
+      const Eigen::Index from = oldest(first + begin), length = end - from;
       auto p = scores.topLeftCorner(rows, length);
-      p.noalias() = q.block(begin, column, rows, dim) * keys.topRows(length).transpose();
+      p.noalias() = q.block(begin, column, rows, dim) * keys.middleRows(from, length).transpose();
       for (Eigen::Index r = 0; r < rows; ++r) {
-        const Eigen::Index visible = first + begin + r + 1;
-        auto row = p.row(r).head(visible).array();
+        const Eigen::Index position = first + begin + r, hidden = oldest(position) - from,
+                           visible = position + 1 - from - hidden;
+        auto row = p.row(r).segment(hidden, visible).array();
+        if (spec.soft_cap > 0) {
+          row = (row * (scale / spec.soft_cap)).tanh() * (spec.soft_cap / scale);
+        }
         row = ((row - row.maxCoeff()) * scale).exp();
         sums(r) = row.sum();
-        p.row(r).tail(length - visible).setZero();
+        p.row(r).head(hidden).setZero();
+        p.row(r).tail(length - hidden - visible).setZero();
       }
       auto result = out.block(begin, column, rows, dim);
-      result.noalias() = p * values.topRows(length);
+      result.noalias() = p * values.middleRows(from, length);
       result.array().colwise() /= sums.head(rows).array();
     }
   }
@@ -71,8 +81,8 @@ void extend(const decoder& model, record& r, std::span<const int> tokens, logits
       l.q.middleRows(first, rows) = q;
       l.k.middleRows(first, rows) = k;
       l.v.middleRows(first, rows) = v;
-      out = causal_attention(q, l.k.topRows(first + rows), l.v.topRows(first + rows), c.heads,
-                             c.kv_heads, c.dim, static_cast<index_t>(first));
+      out = causal_attention(q, l.k.topRows(first + rows), l.v.topRows(first + rows),
+                             c.attention(layer), static_cast<index_t>(first));
       if (streams != nullptr) {
         streams->push_back(scratch.stream);
       }

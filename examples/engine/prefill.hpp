@@ -13,10 +13,11 @@
 namespace engine {
 
 /// Queries `q [tokens, heads * dim]` at positions `first` and on, over the keys and values
-/// `k, v [first + tokens, kv_heads * dim]` of positions 0 and on, to `[tokens, heads * dim]`:
-/// what a policy's attention is measured against. Needs memory for `64 * (first + tokens)` floats.
+/// `k, v [first + tokens, kv_heads * dim]` of positions 0 and on, to `[tokens, heads * dim]`, as
+/// `spec` says, but for sinks, slopes and values of another dim, which are refused: what a policy's
+/// attention is measured against. Needs memory for `64 * (first + tokens)` floats.
 row_major_matrix causal_attention(const matrix_view& q, const matrix_view& k, const matrix_view& v,
-                                  index_t heads, index_t kv_heads, index_t dim, index_t first);
+                                  const kvmeld::attention_spec& spec, index_t first);
 
 /// What one layer's attention saw: rotated `q [tokens, heads * dim]` and `k [tokens, kv_heads *
 /// dim]`, `v` likewise.

@@ -58,6 +58,8 @@ TEST_CASE("config: a llama as Hugging Face writes it") {
   CHECK_FALSE(c.qkv_bias);
   CHECK_FALSE(c.o_bias);
   CHECK(c.max_positions == 0);
+  CHECK_FALSE(c.qk_norm);
+  CHECK(read(with(llama(), {{"model_type", "qwen3"}})).qk_norm);
   CHECK(read(with(llama(), {{"max_position_embeddings", 99}})).max_positions == 99);
 }
 

@@ -250,22 +250,49 @@ TEST_CASE("causal_attention: the definition, with and without a past") {
   growing_lists{shape}(0, q, k, v, expected);
   for (const index_t first : {0, 1, 64, 149}) {
     const auto made =
-        engine::causal_attention(q.bottomRows(all - first), k, v, heads, kv_heads, dim, first);
+        engine::causal_attention(q.bottomRows(all - first), k, v, shape.attention(0), first);
     CAPTURE(first);
     CHECK(difference(made, expected.bottomRows(all - first)) < 1e-5F);
   }
   // Logits in the thousands: the maximum is subtracted.
-  const auto sharp = engine::causal_attention(1000 * q, k, v, heads, kv_heads, dim, 0);
+  const auto sharp = engine::causal_attention(1000 * q, k, v, shape.attention(0), 0);
   CHECK(sharp.allFinite());
+}
+
+TEST_CASE("causal_attention: a window and a cap, against three loops") {
+  constexpr index_t dim = 4, all = 150, window = 70;
+  const row_major_matrix q = 3 * row_major_matrix::Random(all, 2 * dim);
+  const row_major_matrix k = 3 * row_major_matrix::Random(all, dim);
+  const row_major_matrix v = row_major_matrix::Random(all, dim);
+  const kvmeld::attention_spec spec{
+      .kv_heads = 1, .group = 2, .key_dim = dim, .scale = 2, .soft_cap = 5, .window = window};
+  row_major_matrix expected = row_major_matrix::Zero(all, 2 * dim);
+  for (Eigen::Index t = 0; t < all; ++t) {
+    for (Eigen::Index h = 0; h < 2; ++h) {
+      double sum = 0;
+      for (Eigen::Index s = std::max<Eigen::Index>(0, t - window + 1); s <= t; ++s) {
+        const double product = q.row(t).segment(h * dim, dim).dot(k.row(s));
+        const double mass = std::exp(5 * std::tanh(2 * product / 5));
+        expected.row(t).segment(h * dim, dim) += static_cast<float>(mass) * v.row(s);
+        sum += mass;
+      }
+      expected.row(t).segment(h * dim, dim) /= static_cast<float>(sum);
+    }
+  }
+  for (const index_t first : {0, 1, 64, 149}) {
+    const auto made = engine::causal_attention(q.bottomRows(all - first), k, v, spec, first);
+    CAPTURE(first);
+    CHECK(difference(made, expected.bottomRows(all - first)) < 1e-4F);
+  }
 }
 
 TEST_CASE("causal_attention: refuses shapes that do not fit") {
   const row_major_matrix q = row_major_matrix::Zero(3, 8), k = row_major_matrix::Zero(5, 4);
   const auto attend = [&](index_t heads, index_t kv_heads, index_t dim, index_t first) {
-    return engine::causal_attention(q, k, k, heads, kv_heads, dim, first);
+    return engine::causal_attention(
+        q, k, k, {.kv_heads = kv_heads, .group = heads / kv_heads, .key_dim = dim}, first);
   };
   CHECK(attend(4, 2, 2, 2).isZero());
-  CHECK_THROWS_WITH(attend(4, 3, 2, 2), Catch::Contains("got 4 heads for 3 KV heads"));
   CHECK_THROWS_WITH(attend(4, 2, 4, 2), Catch::Contains("expected q [3, 16]"));
   CHECK_THROWS_WITH(attend(4, 2, 2, 3), Catch::Contains("expected k and v [6, 4], got [5, 4]"));
   CHECK_THROWS_WITH(attend(4, 1, 2, 2), Catch::Contains("expected k and v [5, 2]"));

@@ -79,7 +79,7 @@ TEST_CASE("the output error is of the residual stream behind each layer's attent
           work, std::span(text).subspan(n == 0 ? 0 : 40, prompt_tokens + future), 0,
           [&](int, const auto& q, const auto& k, const auto& v, auto& out) {
             streams.push_back(work.stream.bottomRows(future));
-            out = engine::causal_attention(q, k, v, shape.heads, shape.kv_heads, shape.dim, 0);
+            out = engine::causal_attention(q, k, v, shape.attention(0), 0);
           },
           logits);
       const evaluate::compressed_cache ours(chosen, prompts[n].read);

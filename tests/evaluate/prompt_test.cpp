@@ -88,7 +88,7 @@ TEST_CASE("fold is what a compressor makes of a shared budget") {
   chosen.policy = kvmeld::for_shared(chosen.policy, 30, 0);
   const evaluate::compressed_cache ours(chosen, prompt);
 
-  kvmeld::cache kv(model.shape().attention(), {.layers = 2, .capacity = 140});
+  kvmeld::cache kv(model.shape().attention(0), {.layers = 2, .capacity = 140});
   kvmeld::compressor meld(kv, kvmeld::fold{}, kvmeld::budget::shared(30));
   for (kvmeld::index_t l = 0; l < 2; ++l) {
     const auto& layer = r.layers[static_cast<std::size_t>(l)];

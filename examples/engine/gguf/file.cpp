@@ -114,13 +114,12 @@ void file::copy(const std::string& name, index_t rows, index_t columns, float* o
   }
 }
 
-void file::expect_keys(const std::string& prefix,
-                       std::initializer_list<std::string_view> known) const {
+void file::expect_keys(const std::string& prefix, std::span<const std::string_view> known) const {
   for (std::int64_t id = 0; id < gguf_get_n_kv(values_.get()); ++id) {
     const std::string_view name = gguf_get_key(values_.get(), id);
     if (name.starts_with(prefix) &&
         std::ranges::find(known, name.substr(prefix.size())) == known.end()) {
-      refuse("expected the keys of a plain llama or qwen2, got \"", name, "\"");
+      refuse("expected the keys of a plain llama, qwen or gemma, got \"", name, "\"");
     }
   }
 }
@@ -128,8 +127,8 @@ void file::expect_keys(const std::string& prefix,
 void file::expect_tensors(std::size_t read) const {
   const auto all = as_size(gguf_get_n_tensors(values_.get()));
   if (all != read) {
-    refuse("expected ", read, " tensors of a plain llama or qwen2, got ", all,
-           " (this engine has no MLP biases, experts, or query and key norms)");
+    refuse("expected ", read, " tensors of a plain llama, qwen or gemma, got ", all,
+           " (this engine has no MLP biases and no experts)");
   }
 }
 

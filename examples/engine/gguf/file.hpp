@@ -5,9 +5,9 @@
 #include <gguf.h>
 
 #include <filesystem>
-#include <initializer_list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -36,7 +36,7 @@ class file {
   row_vector vector(const std::string& name, index_t size) const;
 
   /// Refuses keys that begin with `prefix` and go on with none of `known`.
-  void expect_keys(const std::string& prefix, std::initializer_list<std::string_view> known) const;
+  void expect_keys(const std::string& prefix, std::span<const std::string_view> known) const;
   /// Refuses a file of more tensors than `read`: what is not read would be missing.
   void expect_tensors(std::size_t read) const;
 

@@ -34,17 +34,55 @@ std::optional<kvmeld::rotary> llama3_of(const kvmeld::rotary& plain, const float
   return {};
 }
 
+/// What Gemma 2 and 3 have beside a llama's parts. Layers without a window are every second or
+/// sixth one; the file does not say so.
+void read_gemma(const file& from, const std::string& at, bool third, config& c) {
+  c.post_norms = true;
+  c.mlp = activation::gelu;
+  c.embedding_scale = std::sqrt(static_cast<float>(c.hidden));
+  const auto cap = [&](const char* key) {
+    return static_cast<float>(from.has(at + key) ? from.number(at + key) : 0);
+  };
+  c.soft_cap = third ? 0 : cap("attn_logit_softcapping");
+  c.logit_cap = cap("final_logit_softcapping");
+  c.window = from.count(at + "attention.sliding_window", third ? 0 : 4096);
+  c.full_every = third ? 6 : 2;
+  c.window_rope = kvmeld::rotary::halves(
+      from.number(at + "rope.freq_base_swa", third ? 10'000 : c.rope.base()));
+  if (c.layers == (third ? 62 : 46)) {
+    from.refuse("expected attention scaled by the head's dim, got that of the 27B model (",
+                c.layers, " layers)");
+  }
+}
+
 architecture read_architecture(const file& from) {
   const std::string name = from.word("general.architecture");
-  if (name != "llama" && name != "qwen2") {
-    from.refuse("expected architecture \"llama\" or \"qwen2\", got \"", name, "\"");
+  const bool is_gemma = name == "gemma2" || name == "gemma3";
+  if (!is_gemma && name != "llama" && name != "qwen2" && name != "qwen3") {
+    from.refuse(
+        "expected architecture \"llama\", \"qwen2\", \"qwen3\", \"gemma2\" or \"gemma3\", got \"",
+        name, "\"");
   }
   const std::string at = name + ".";
-  from.expect_keys(
-      at, {"vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
-           "attention.head_count", "attention.head_count_kv", "attention.key_length",
-           "attention.value_length", "attention.layer_norm_rms_epsilon", "rope.dimension_count",
-           "rope.freq_base", "rope.scaling.type", "rope.scaling.factor"});
+  std::vector<std::string_view> known = {"vocab_size",
+                                         "context_length",
+                                         "embedding_length",
+                                         "block_count",
+                                         "feed_forward_length",
+                                         "attention.head_count",
+                                         "attention.head_count_kv",
+                                         "attention.key_length",
+                                         "attention.value_length",
+                                         "attention.layer_norm_rms_epsilon",
+                                         "rope.dimension_count",
+                                         "rope.freq_base",
+                                         "rope.scaling.type",
+                                         "rope.scaling.factor"};
+  if (is_gemma) {
+    known.insert(known.end(), {"attention.sliding_window", "rope.freq_base_swa",
+                               "attn_logit_softcapping", "final_logit_softcapping"});
+  }
+  from.expect_keys(at, known);
   architecture a{.shape = {}, .adjacent_pairs = name == "llama"};
   config& c = a.shape;
   c.hidden = from.count(at + "embedding_length");
@@ -64,6 +102,10 @@ architecture read_architecture(const file& from) {
     from.refuse("rope.freq_base: expected a base above 1, got ", base);
   }
   c.rope = kvmeld::rotary::halves(base);
+  c.qk_norm = from.has_tensor("blk.0.attn_q_norm.weight");
+  if (is_gemma) {
+    read_gemma(from, at, name == "gemma3", c);
+  }
   if (c.heads % c.kv_heads != 0) {
     from.refuse("expected a multiple of the KV heads, got ", c.heads, " heads for ", c.kv_heads,
                 " KV heads");
@@ -104,9 +146,12 @@ void part_pairs(linear& l, index_t dim) {
 }
 
 weights load_weights(const file& from, const architecture& a) {
-  constexpr tensor_names names = {"token_embd", "output_norm", "output",  "blk.",   "attn_norm",
-                                  "ffn_norm",   "attn_q",      "attn_k",  "attn_v", "attn_output",
-                                  "ffn_gate",   "ffn_up",      "ffn_down"};
+  constexpr tensor_names names = {
+      "token_embd",   "output_norm", "output",      "blk.",
+      "attn_norm",    "ffn_norm",    "attn_q",      "attn_k",
+      "attn_v",       "attn_output", "ffn_gate",    "ffn_up",
+      "ffn_down",     "attn_q_norm", "attn_k_norm", "post_attention_norm",
+      "post_ffw_norm"};
   const config& c = a.shape;
   weights w = read_weights(from, c, names);
   for (layer_weights& l : w.layers) {
@@ -114,7 +159,8 @@ weights load_weights(const file& from, const architecture& a) {
       part_pairs(l.q, c.dim), part_pairs(l.k, c.dim);
     }
   }
-  const std::size_t of_layer = 9 + (c.qkv_bias ? 3 : 0) + (c.o_bias ? 1 : 0);
+  const std::size_t of_layer =
+      9 + (c.qkv_bias ? 3 : 0) + (c.o_bias ? 1 : 0) + (c.qk_norm ? 2 : 0) + (c.post_norms ? 2 : 0);
   from.expect_tensors(w.layers.size() * of_layer + (c.tied ? 2 : 3) +
                       (from.has_tensor("rope_freqs.weight") ? 1 : 0));
   return w;
