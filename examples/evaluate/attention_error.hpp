@@ -48,19 +48,21 @@ inline errors errors_of(const contender& c, const engine::decoder& model,
          const text_prompt& p = prompts[as_size(i)];
          const compressed_cache cache(c, p.read);
          means sum;
-         for (index_t l = 0; l < shape.layers; ++l) {
+         const auto layers = shape.full_layers();
+         const auto count_of_layers = static_cast<double>(layers.size());
+         for (const index_t l : layers) {
            const auto layer = as_size(l);
            const future_attention& full = p.future[layer];
            const row_major_matrix alone = attended(cache.kv(), l, full.tokens, false);
            const auto count = as_size(alone.size());
            sum.attention +=
                relative_errors({alone.data(), count}, {full.of_prompt.data(), count}, shape.dim) /
-               static_cast<double>(alone.rows() * shape.heads) / shape.layers;
+               static_cast<double>(alone.rows() * shape.heads) / count_of_layers;
            const auto& projection = model.parameters().layers[layer].o.weight;
            const row_major_matrix off =
                (attended(cache.kv(), l, full.tokens, true) - full.of_all) * projection.transpose();
            const Eigen::ArrayXf relative = off.rowwise().norm().array() / full.stream.array();
-           sum.output += relative.cast<double>().square().mean() / shape.layers;
+           sum.output += relative.cast<double>().square().mean() / count_of_layers;
          }
          return means{sum.attention, std::sqrt(sum.output)};
        })) {
@@ -69,17 +71,20 @@ inline errors errors_of(const contender& c, const engine::decoder& model,
   return {estimate_of(attention), estimate_of(output)};
 }
 
-/// What the errors of each head weigh behind one prompt, `[layers · KV heads]`: the mean over the
-/// future tokens of ‖W_o (o' − o)‖² / ‖x + W_o o‖², summed over its query heads, each by itself.
+/// What the errors of each head weigh behind one prompt, `[full layers · KV heads]`: the mean over
+/// the future tokens of ‖W_o (o' − o)‖² / ‖x + W_o o‖², summed over its query heads, each by
+/// itself.
 inline std::vector<double> errors_of_heads(const contender& c, const engine::decoder& model,
                                            const text_prompt& p, const workers& on) {
   const engine::config& shape = model.shape();
   const compressed_cache cache(c, p.read);
   std::vector<double> all;
-  for (const auto& of_layer : on.map(shape.layers, [&](index_t i) {
-         const auto layer = as_size(i);
+  const auto layers = shape.full_layers();
+  for (const auto& of_layer : on.map(count_of(layers), [&](index_t i) {
+         const auto layer = as_size(layers[as_size(i)]);
          const future_attention& full = p.future[layer];
-         const row_major_matrix off = attended(cache.kv(), i, full.tokens, true) - full.of_all;
+         const row_major_matrix off =
+             attended(cache.kv(), layers[as_size(i)], full.tokens, true) - full.of_all;
          const auto& projection = model.parameters().layers[layer].o.weight;
          std::vector<double> weights(as_size(shape.kv_heads));
          for (index_t q = 0; q < shape.heads; ++q) {
@@ -102,18 +107,20 @@ inline std::vector<double> errors_of_heads(const contender& c, const engine::dec
 inline std::vector<double> stream_error(const contender& c, const engine::config& shape,
                                         const std::vector<stream_record>& streams,
                                         const workers& on) {
-  const index_t parts = shape.layers * shape.kv_heads;
+  const auto layers = shape.full_layers();
+  const index_t parts = shape.full_heads();
   const index_t slots = c.limit.slots, steps = stream_budgets * slots;
   const index_t count = count_of(streams) * parts;
   const auto all = on.map(count, [&](index_t i) {
     const stream_record& s = streams[as_size(i / parts)];
-    const auto layer = as_size(i % parts / shape.kv_heads);
+    const index_t full = layers[as_size(i % parts / shape.kv_heads)];
+    const auto layer = as_size(full);
     const index_t head = i % shape.kv_heads;
     const auto& [q, k, v] = s.layers[layer];
     const index_t width = shape.group() * shape.dim;
     const auto of_head = as_size(i % parts);
     const index_t most = allocate_slots(c, steps, parts)[of_head];
-    kvmeld::cache kv(shape.attention(1),
+    kvmeld::cache kv(shape.attention(full, 1),
                      {.capacity = most + 1, .keys = c.storage, .values = c.storage});
     compressor meld(kv, c.of_head(of_head), {.slots = most});
     const auto row = [](const row_major_matrix& m, index_t t, index_t first, index_t size) {

@@ -8,18 +8,30 @@ namespace evaluate {
 
 namespace {
 
-/// Brings all heads of a prompt's cache `kv` to `slots` `[layers · KV heads]`; `states` are what
-/// the prompt was measured as.
+/// The heads of a cache's full layers, in their order.
+std::vector<index_t> full_heads(const kvmeld::cache& kv) {
+  std::vector<index_t> heads;
+  for (index_t layer = 0; layer < kv.layers(); ++layer) {
+    for (index_t h = 0; kv.spec(layer).window == 0 && h < kv.kv_heads(); ++h) {
+      heads.push_back(kv.heads(layer, 0)[h]);
+    }
+  }
+  return heads;
+}
+
+/// Brings all heads of a prompt's full layers in `kv` to `slots` `[full layers · KV heads]`;
+/// `states` are what the prompt was measured as.
 void compress(const contender& c, const prompt& p, kvmeld::cache& kv,
               std::span<kvmeld::head_state> states, std::span<const index_t> slots) {
   kvmeld::workspace work;
   work.reserve(kv.head(0));
+  const std::vector<index_t> heads = full_heads(kv);
   for (std::size_t i = 0; i < slots.size(); ++i) {
     if (!c.keeps_all(i)) {
-      const auto h = static_cast<index_t>(i);
-      const index_t layer = h / kv.kv_heads();
-      const auto& chosen = p.measured[c.index].chosen[as_size(layer)];
-      const row_major_matrix& own = p.own[as_size(layer)];
+      const index_t h = heads[i];
+      const std::size_t layer = i / as_size(kv.kv_heads());
+      const auto& chosen = p.measured[c.index].chosen[layer];
+      const row_major_matrix& own = p.own[layer];
       const auto queries =
           chosen ? chosen->view()
                  : kvmeld::prompt_queries(own.data(), static_cast<index_t>(own.rows()),
@@ -33,8 +45,12 @@ void compress(const contender& c, const prompt& p, kvmeld::cache& kv,
 }  // namespace
 
 kvmeld::cache stored(kvmeld::cache& kv, storage type) {
+  std::vector<kvmeld::attention_spec> specs;
+  for (index_t layer = 0; layer < kv.layers(); ++layer) {
+    specs.push_back(kv.spec(layer));
+  }
   kvmeld::cache to(
-      kv.spec(), {.layers = kv.layers(), .capacity = kv.capacity(), .keys = type, .values = type});
+      specs, {.layers = kv.layers(), .capacity = kv.capacity(), .keys = type, .values = type});
   for (index_t h = 0; h < kv.heads(); ++h) {
     kvmeld::detail::copy_slots(kv.head(h), to.head(h));
   }
@@ -44,44 +60,63 @@ kvmeld::cache stored(kvmeld::cache& kv, storage type) {
 compressed_cache::compressed_cache(const contender& c, const prompt& p)
     : kv_(std::make_unique<kvmeld::cache>(p.cache())) {
   auto states = p.measured[c.index].heads;
-  const auto slots = allocate_slots(c, p.tokens, states, kv_->layers());
+  const std::vector<index_t> full = full_heads(*kv_);
+  const auto slots = allocate_slots(c, p.tokens, states, count_of(full) / kv_->kv_heads());
   compress(c, p, *kv_, states, slots);
   if (c.storage != storage::f32) {
     *kv_ = stored(*kv_, c.storage);
   }
   // Behind a method for prompts alone, all that comes is kept.
   const auto decodes = [&](std::size_t i) { return c.policy.supports_decode() && !c.keeps_all(i); };
-  std::vector<any_policy> decoding;
-  std::vector<budget> budgets;
+  std::vector<any_policy> decoding(as_size(kv_->heads()), full_cache());
+  std::vector<budget> budgets(as_size(kv_->heads()), budget{kv_->capacity() - 1});
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    decoding.push_back(decodes(i) ? c.of_head(i) : full_cache());
+    const auto h = as_size(full[i]);
+    decoding[h] = decodes(i) ? c.of_head(i) : full_cache();
     // A head that holds nearly all of its prompt has no room for more than the cache has.
     const index_t most = std::max(0, kv_->capacity() - 1 - slots[i]);
-    budgets.push_back({.slots = slots[i], .slack = std::min(c.room, most)});
+    budgets[h] = {.slots = slots[i], .slack = std::min(c.room, most)};
   }
   meld_ = std::make_unique<compressor>(*kv_, decoding, budgets);
+  for (index_t layer = 0; layer < kv_->layers(); ++layer) {
+    if (kv_->spec(layer).window > 0) {
+      meld_->compress(kv_->heads(layer, 0));  // to the window
+    }
+  }
   for (std::size_t i = 0; i < slots.size(); ++i) {
     if (decodes(i)) {
-      meld_->set_state(static_cast<index_t>(i), std::move(states[i]));
+      meld_->set_state(full[i], std::move(states[i]));
     }
   }
 }
 
 compressed_cache::compressed_cache(const contender& c, const engine::config& shape,
                                    index_t tokens) {
-  std::vector<any_policy> policies;
-  std::vector<budget> budgets;
-  const auto slots = allocate_slots(c, tokens, shape.layers * shape.kv_heads);
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    policies.push_back(c.of_head(i));
-    budgets.push_back({.slots = slots[i]});
-  }
-  const index_t capacity = c.policy.evicts() ? std::ranges::max(slots) + 1 : tokens;
+  const auto slots = allocate_slots(c, tokens, shape.full_heads());
+  const index_t held = c.policy.evicts() ? std::ranges::max(slots) + 1 : tokens,
+                capacity = std::max(held, std::min(shape.window + 1, tokens));
   kv_ = std::make_unique<kvmeld::cache>(
       shape.attention(),
       kvmeld::cache_options{
           .layers = shape.layers, .capacity = capacity, .keys = c.storage, .values = c.storage});
+  const std::vector<index_t> full = full_heads(*kv_);
+  std::vector<any_policy> policies(as_size(kv_->heads()), full_cache());
+  std::vector<budget> budgets(as_size(kv_->heads()), budget{capacity - 1});
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    policies[as_size(full[i])] = c.of_head(i);
+    budgets[as_size(full[i])] = {.slots = slots[i]};
+  }
   meld_ = std::make_unique<compressor>(*kv_, policies, budgets);
+}
+
+std::size_t compressed_cache::bytes() const {
+  const std::size_t row = 2 * kvmeld::row_bytes(kv_->type(), kv_->spec().key_dim);
+  std::size_t sum = 0;
+  for (const index_t h : full_heads(*kv_)) {
+    sum += as_size(kv_->head(h).length()) * (row + sizeof(float) + sizeof(index_t)) +
+           meld_->state(h).bytes();
+  }
+  return sum;
 }
 
 compressed_cache::compressed_cache(const compressed_cache& other)

@@ -17,7 +17,8 @@ using compressor = kvmeld::compressor<any_policy>;
 /// Refused: a dim that is no whole blocks of the storage.
 kvmeld::cache stored(kvmeld::cache& kv, storage type);
 
-/// A cache of all layers in the contender's storage, and the compressor that decodes in it.
+/// A cache of all layers in the contender's storage, and the compressor that decodes in it. Layers
+/// with a window hold their window, whatever the contender.
 class compressed_cache {
  public:
   /// Of a prompt, compressed in floats.
@@ -32,7 +33,8 @@ class compressed_cache {
 
   kvmeld::cache& kv() const { return *kv_; }
   compressor& meld() const { return *meld_; }
-  std::size_t bytes() const { return kv_->bytes() + meld_->bytes(); }
+  /// Of the full layers: rows, log-mass and positions of the slots in use, and the states.
+  std::size_t bytes() const;
 
  private:
   std::unique_ptr<kvmeld::cache> kv_;  // stays where it is: the compressor refers to it

@@ -19,15 +19,15 @@ struct contender {
   any_policy policy;
   budget limit;  ///< most slots between steps, of all heads on average
   budget_allocation budgets = budget_allocation::uniform;
-  std::vector<char> whole = {};  ///< [layers · KV heads] those that keep all
+  std::vector<char> whole = {};  ///< [full layers · KV heads] those that keep all
   index_t room = 0;              ///< slots beside the budget for what comes after a prompt
   evaluate::storage storage = evaluate::storage::f32;  ///< of slots, once compressed
   /// How slots were divided on other prompts, in place of a threshold over the model.
   std::shared_ptr<const kvmeld::budget_profile> profile = nullptr;
-  /// [layers · KV heads] where they are not alike; empty: all are `policy`.
+  /// [full layers · KV heads] where they are not alike; empty: all are `policy`.
   std::vector<any_policy> of_heads = {};
 
-  /// The policy of a head, as of all below the `i`-th of `[layers · KV heads]`.
+  /// The policy of a head, as of all below the `i`-th of `[full layers · KV heads]`.
   const any_policy& of_head(std::size_t i) const { return of_heads.empty() ? policy : of_heads[i]; }
   /// Is it what all others are compared with? A full cache in another storage is compared too.
   bool is_reference() const { return !policy.evicts() && storage == evaluate::storage::f32; }
@@ -44,10 +44,10 @@ struct contender {
 /// `least` asks for.
 index_t whole_heads(index_t heads, index_t slots, index_t tokens, index_t least);
 
-/// Slots of every head after a prompt of `tokens`, `[layers · KV heads]`, by what the prompt was
-/// measured as, likewise. They sum to the contender's slots times the heads (duo_attention: less
-/// than a slot a head below it, so that those that share are alike); every head has what the policy
-/// protects, and the division is of the rest.
+/// Slots of every head after a prompt of `tokens`, `[full layers · KV heads]`, by what the prompt
+/// was measured as, likewise. They sum to the contender's slots times the heads (duo_attention:
+/// less than a slot a head below it, so that those that share are alike); every head has what the
+/// policy protects, and the division is of the rest.
 std::vector<index_t> allocate_slots(const contender& c, index_t tokens,
                                     std::span<const kvmeld::head_state> measured, index_t layers);
 
@@ -56,7 +56,7 @@ std::vector<index_t> allocate_slots(const contender& c, index_t tokens,
 std::vector<index_t> allocate_slots(const contender& c, index_t tokens, index_t heads);
 
 /// What one threshold over the model (or its profile) gives each of its heads beside what all have,
-/// `[layers · KV heads]`.
+/// `[full layers · KV heads]`.
 std::vector<index_t> shared_budgets(const contender& c, index_t tokens,
                                     std::span<const kvmeld::head_state> measured);
 

@@ -94,7 +94,8 @@ stream_record read_stream(const engine::decoder& model, std::span<const int> tok
   const engine::config& c = model.shape();
   stream_record s{.layers = engine::prefill(model, tokens).layers};
   for (const auto& l : s.layers) {
-    s.attended.push_back(engine::causal_attention(l.q, l.k, l.v, c.heads, c.kv_heads, c.dim, 0));
+    s.attended.push_back(
+        engine::causal_attention(l.q, l.k, l.v, c.attention(count_of(s.attended)), 0));
   }
   return s;
 }

@@ -40,7 +40,7 @@ struct needle_case {
   std::vector<int> question;
   std::string value;
   index_t bin = 0;
-  std::vector<head_stats> stats = {};  ///< [layers · query heads] while the answer is written
+  std::vector<head_stats> stats = {};  ///< [full layers · query heads] while the answer is written
 };
 
 /// A text decoded by the full model from an empty cache, and its attention's output.

@@ -101,7 +101,7 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   for (named_policy& p : todo.policies) {
     p.words = words;
   }
-  const index_t kv_heads = model.shape().layers * model.shape().kv_heads;
+  const index_t kv_heads = model.shape().full_heads();
   const bool has_profile = load_profile(todo, o.profile, kv_heads, o.prompt),
              makes_profile = !o.profile.empty() && !has_profile;
   if (makes_profile) {

@@ -25,22 +25,26 @@ struct head_stats {
 
 inline constexpr index_t local_tokens = 32, sink_tokens = 4;
 
-/// Of the last `count` queries of `r`, `[layers · query heads]`: full causal attention. The fact
+/// Of the last `count` queries of `r`, `[full layers · query heads]`: causal attention. The fact
 /// takes the tokens `fact` and on.
 inline std::vector<head_stats> head_stats_of(const engine::config& shape, const engine::record& r,
                                              index_t count, index_t fact, index_t fact_tokens) {
   std::vector<head_stats> stats;
   const double scale = 1 / std::sqrt(static_cast<double>(shape.dim));
-  for (const engine::layer_record& l : r.layers) {
+  for (const index_t layer : shape.full_layers()) {
+    const engine::layer_record& l = r.layers[as_size(layer)];
     const Eigen::Index tokens = l.q.rows();
     for (index_t h = 0; h < shape.heads; ++h) {
       head_stats& mean = stats.emplace_back();
       const auto keys = l.k.middleCols(Eigen::Index{h / shape.group()} * shape.dim, shape.dim);
       for (Eigen::Index t = tokens - count; t < tokens; ++t) {
-        const Eigen::VectorXd logits =
+        Eigen::VectorXd logits =
             scale * (keys.topRows(t + 1) *
                      l.q.row(t).segment(Eigen::Index{h} * shape.dim, shape.dim).transpose())
                         .cast<double>();
+        if (shape.soft_cap > 0) {
+          logits = (logits.array() / shape.soft_cap).tanh() * double{shape.soft_cap};
+        }
         const Eigen::VectorXd p = (logits.array() - logits.maxCoeff()).exp();
         const double part = 1 / p.sum() / count;
         mean.retrieval += part * p.segment(fact, fact_tokens).sum();
@@ -52,8 +56,8 @@ inline std::vector<head_stats> head_stats_of(const engine::config& shape, const 
   return stats;
 }
 
-/// KV heads `[layers · KV heads]`, those first that look at facts most: as much as the query head
-/// of theirs that does so most.
+/// KV heads `[full layers · KV heads]`, those first that look at facts most: as much as the query
+/// head of theirs that does so most.
 inline std::vector<index_t> by_retrieval(const std::vector<head_stats>& stats, index_t group) {
   const auto heads = count_of(stats) / group;
   std::vector<double> most(as_size(heads));
@@ -68,7 +72,7 @@ inline std::vector<index_t> by_retrieval(const std::vector<head_stats>& stats, i
   return order;
 }
 
-/// The mean over cases, `[layers · query heads]`; empty: there are none.
+/// The mean over cases, `[full layers · query heads]`; empty: there are none.
 inline std::vector<head_stats> mean_head_stats(const std::vector<std::vector<head_stats>>& cases) {
   std::vector<head_stats> mean(cases.empty() ? 0 : cases.front().size());
   const auto n = static_cast<double>(cases.size());

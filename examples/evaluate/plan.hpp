@@ -40,7 +40,7 @@ struct plan {
   index_t behind = decoded_tokens;  ///< tokens of the text that are wanted after a prompt
 
   /// Heads that keep all, for budget_allocations that need them: KV heads in the order
-  /// `by_retrieval` `[layers · KV heads]`, after a prompt of `tokens`.
+  /// `by_retrieval` `[full layers · KV heads]`, after a prompt of `tokens`.
   void set_whole_heads(const std::vector<index_t>& order, index_t tokens);
 };
 

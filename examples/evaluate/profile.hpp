@@ -67,7 +67,7 @@ inline const contender& profiled(const plan& todo) {
 inline void save_profile(const contender& c, const engine::decoder& model,
                          const std::vector<text_prompt>& prompts, const std::filesystem::path& file,
                          const workers& on) {
-  kvmeld::budget_profile made(model.shape().layers * model.shape().kv_heads);
+  kvmeld::budget_profile made(model.shape().full_heads());
   for (const text_prompt& p : prompts) {
     made.add(shared_budgets(c, p.read.tokens, p.read.measured[c.index].heads));
     made.add_errors(errors_of_heads(c, model, p, on));

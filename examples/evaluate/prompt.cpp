@@ -103,9 +103,10 @@ measured_prompt measure(const named_policy& p, const engine::config& shape, cons
   const bool scores =
       use.observes && (use.plans == planned::spread || use.plans == planned::lookahead);
   measured_prompt m;
-  for (std::size_t l = 0; l < r.layers.size(); ++l) {
+  for (const index_t layer : shape.full_layers()) {
+    const auto l = as_size(layer);
     const auto tokens = static_cast<index_t>(r.layers[l].k.rows());
-    kvmeld::cache kv(shape.attention(),
+    kvmeld::cache kv(shape.attention(layer),
                      {.capacity = replays ? tokens + std::ranges::max(again.parts) : capacity});
     append(kv, 0, r.layers[l], 0, tokens);
     const auto own = queries_of(shape, r.layers[l].q);
@@ -137,7 +138,9 @@ prompt measure(const engine::config& shape, const engine::record& r,
   const Eigen::Index behind = p.tokens - p.body->tokens;
   for (const engine::layer_record& l : r.layers) {
     p.tail.push_back({.q = {}, .k = l.k.bottomRows(behind), .v = l.v.bottomRows(behind)});
-    p.own.push_back(l.q.bottomRows(std::min(p.tokens, own_queries)));
+  }
+  for (const index_t layer : shape.full_layers()) {
+    p.own.push_back(r.layers[as_size(layer)].q.bottomRows(std::min(p.tokens, own_queries)));
   }
   for (const named_policy& n : policies) {
     p.measured.push_back(measure(n, shape, r, again, p.body->kv.capacity()));

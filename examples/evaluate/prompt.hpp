@@ -33,8 +33,9 @@ struct prompt_body {
 
 /// What a policy measured of a prompt, which does not depend on the budget.
 struct measured_prompt {
-  std::vector<kvmeld::head_state> heads;  ///< [layers · KV heads]
-  /// [layers] the queries that it measured on; null: the prompt's own, or all of a second reading.
+  std::vector<kvmeld::head_state> heads;  ///< [full layers · KV heads]
+  /// [full layers] the queries that it measured on; null: the prompt's own, or all of a second
+  /// reading.
   std::vector<std::shared_ptr<const kvmeld::reference_queries>> chosen;
 };
 
@@ -43,8 +44,8 @@ struct prompt {
   std::shared_ptr<const prompt_body> body;
   std::vector<engine::layer_record> tail = {};  ///< keys and values behind the body
   std::vector<measured_prompt> measured = {};   ///< [policies]
-  /// [layers] the last of the prompt's own queries, [own_queries, heads · dim], for policies that
-  /// plan on the queries of their window
+  /// [full layers] the last of the prompt's own queries, [own_queries, heads · dim], for policies
+  /// that plan on the queries of their window
   std::vector<row_major_matrix> own = {};
   row_major_matrix logits;  ///< [1, vocab] after the last token
   index_t tokens = 0;

@@ -18,15 +18,16 @@ enum class fate : char { to_come, kept, merged, evicted };
 
 /// `[steps][tokens]`: token `t` after step `s`, of the first KV head of a recorded layer decoded
 /// from an empty cache at `b`. A step in its parts, as `kvmeld::step` puts them together.
-inline std::vector<std::vector<fate>> follow(const any_policy& p, const engine::config& shape,
+inline std::vector<std::vector<fate>> follow(const any_policy& p,
+                                             const kvmeld::attention_spec& spec,
                                              const engine::layer_record& layer, index_t steps,
                                              const budget& b) {
-  kvmeld::cache kv(shape.attention(1), {.capacity = b.trigger_length()});
+  kvmeld::cache kv(spec, {.capacity = b.trigger_length()});
   const auto head = kv.head(0);
   auto state = kvmeld::make_head_state(p, head);
   kvmeld::workspace work;
   work.reserve(head);
-  std::vector<float> out(as_size(shape.group() * shape.dim));
+  std::vector<float> out(as_size(spec.group * spec.key_dim));
   std::vector<std::vector<index_t>> members;  // tokens of each slot
   std::vector<std::vector<fate>> fates;
   for (index_t t = 0; t < steps; ++t) {
@@ -105,8 +106,9 @@ inline std::string retention_picture(const plan& todo, const engine::config& sha
   if (policies.empty() || m.streams.empty() || steps <= retention_slots) {
     return {};
   }
-  const auto& layers = m.streams.front().layers;
-  const auto& layer = layers[layers.size() / 2];
+  const auto full = shape.full_layers();
+  const index_t middle = full[full.size() / 2];
+  const auto& layer = m.streams.front().layers[as_size(middle)];
 
   // As many panels abreast as leave the fewest places empty; the legend takes one place.
   const std::size_t places = policies.size() + 1;
@@ -137,7 +139,7 @@ inline std::string retention_picture(const plan& todo, const engine::config& sha
       steps, steps / 3, 0.9 * steps);
   constexpr std::size_t stride = 2;  // steps drawn: a panel has no more pixels
   for (std::size_t i = 0; i < policies.size(); ++i) {
-    const auto fates = follow(policies[i]->policy, shape, layer, steps,
+    const auto fates = follow(policies[i]->policy, shape.attention(middle, 1), layer, steps,
                               kvmeld::budget_within(policies[i]->policy, retention_slots));
     script += fmt::format("$fates{} << end\n", i);
     for (std::size_t t = 0; t < fates.size(); ++t) {
