@@ -35,10 +35,12 @@ class text_codec {
   virtual std::string decode(std::span<const int> tokens) const = 0;
   /// By the model's chat template; none: it has none, or one that is not known.
   virtual std::optional<chat_turn> chat() const { return {}; }
+  /// What every sequence begins with, where the model was trained so.
+  virtual std::optional<int> begin() const { return {}; }
 };
 
-/// No begin or end of sequence is ever added. Text may be any bytes: SentencePiece reads invalid
-/// UTF-8 as U+FFFD, plain bytes keep it. Safe to use from several threads.
+/// No begin or end of sequence is ever added by itself. Text may be any bytes: SentencePiece reads
+/// invalid UTF-8 as U+FFFD, plain bytes keep it. Safe to use from several threads.
 class tokenizer {
  public:
   explicit tokenizer(std::unique_ptr<const text_codec> by) : by_(std::move(by)) {}
@@ -59,6 +61,8 @@ class tokenizer {
 
   /// By the model's chat template; none: it has none, or one that is not known.
   std::optional<chat_turn> chat() const { return by_->chat(); }
+  /// What every sequence begins with, where the model was trained so.
+  std::optional<int> begin() const { return by_->begin(); }
 
  private:
   std::unique_ptr<const text_codec> by_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -59,12 +60,17 @@ struct dataset {
   second_readings again;       ///< of the first prompt, for policies that measure on them
 };
 
-/// `count` tokens of the text, from a place drawn for piece `i` of kind `what`.
-inline std::span<const int> draw_text(std::span<const int> text, std::uint64_t seed,
-                                      std::uint64_t what, index_t i, index_t count) {
+/// `count` tokens of the text, from a place drawn for piece `i` of kind `what`. The first is what
+/// the model's sequences begin with, if there is such a token.
+inline std::vector<int> draw_text(std::span<const int> text, std::optional<int> begin,
+                                  std::uint64_t seed, std::uint64_t what, index_t i,
+                                  index_t count) {
   random_source random(seed, what, i);
-  const auto first = random.below(count_of(text) - count + 1);
-  return text.subspan(as_size(first), as_size(count));
+  const auto drawn =
+      text.subspan(as_size(random.below(count_of(text) - count + 1)), as_size(count));
+  std::vector<int> tokens(drawn.begin(), drawn.end());
+  tokens.front() = begin.value_or(tokens.front());
+  return tokens;
 }
 
 /// Attention of tokens `[count, heads · dim]` over a layer of the cache; `behind`: they are

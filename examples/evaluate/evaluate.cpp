@@ -126,7 +126,7 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   std::vector<outcome> outcomes;
   std::vector<task_outcome> tasks_done;
   try {
-    prepare(m, o, todo, model, text, on, bar);
+    prepare(m, o, todo, model, text, tokens.begin(), on, bar);
     if (makes_profile) {
       save_profile(profiled(todo), model, m.prompts, o.profile, on);
     }

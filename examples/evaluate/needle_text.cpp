@@ -10,10 +10,13 @@
 namespace evaluate {
 
 engine::chat_turn chat_turn_of(const options& o, const engine::tokenizer& tokens) {
-  const auto turn = o.chat ? tokens.chat() : engine::chat_turn{};
+  auto turn = o.chat ? tokens.chat() : engine::chat_turn{};
   detail::require(turn.has_value(),
                   "--chat: expected a GGUF file with a chat template that libllama knows, got '" +
                       o.model.string() + "'");
+  if (const auto begin = tokens.begin()) {
+    turn->before.insert(turn->before.begin(), *begin);
+  }
   return *turn;
 }
 

@@ -28,22 +28,23 @@ inline std::vector<needle_text> draw_needles(const options& o, const engine::tok
 
 /// Reads prompts and streams, as far as the tasks need them.
 inline void prepare(dataset& m, const options& o, const plan& todo, const engine::decoder& model,
-                    std::span<const int> text, const workers& on, progress& bar) {
+                    std::span<const int> text, std::optional<int> begin, const workers& on,
+                    progress& bar) {
   const index_t slots = std::max(o.prompt, todo.most_slots);
   bar.stage("reading prompts", weight::prompt * todo.prompts);
   m.prompts = on.map(todo.prompts, [&](index_t i) {
-    const auto drawn = draw_text(text, o.seed, 1, i, o.prompt + todo.behind);
+    const auto drawn = draw_text(text, begin, o.seed, 1, i, o.prompt + todo.behind);
     return read_prompt(model, todo.policies, drawn, o.prompt, o.future_tokens(),
                        slots + todo.behind + 1, o.tasks.nll, i == 0 ? &m.timed : nullptr);
   });
   bar.stage("reading streams", weight::stream_token * todo.streams * todo.longest_stream);
   m.streams = on.map(todo.streams, [&](index_t i) {
-    return read_stream(model, draw_text(text, o.seed, 3, i, todo.longest_stream));
+    return read_stream(model, draw_text(text, begin, o.seed, 3, i, todo.longest_stream));
   });
   if (o.tasks.speed) {
     bar.stage("reading a prompt alone", weight::prompt * o.threads);
-    const auto first =
-        draw_text(text, o.seed, 1, 0, o.prompt + todo.behind).first(as_size(o.prompt));
+    auto first = draw_text(text, begin, o.seed, 1, 0, o.prompt + todo.behind);
+    first.resize(as_size(o.prompt));
     m.prefill_seconds = median_seconds([&] { engine::prefill(model, first); });
     m.again = replay_for(todo.policies, model, m.timed, first);
   }

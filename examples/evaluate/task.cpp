@@ -73,12 +73,12 @@ std::vector<task> make_tasks(const options& o, const plan& todo, const engine::d
                      }});
   }
   if (o.tasks.copy) {
-    tasks.push_back(
-        {"copy", task_measure::nats, weight::prompt, weight::chain, false,
-         [&model, &o, text, slots](index_t i, const auto& policies, const auto& contenders) {
-           return copy(model, draw_text(text, o.seed, 5, i, o.prompt), policies, contenders,
-                       slots + copied_tokens + 1);
-         }});
+    tasks.push_back({"copy", task_measure::nats, weight::prompt, weight::chain, false,
+                     [&model, &o, text, slots, begin = tokens.begin()](
+                         index_t i, const auto& policies, const auto& contenders) {
+                       return copy(model, draw_text(text, begin, o.seed, 5, i, o.prompt), policies,
+                                   contenders, slots + copied_tokens + 1);
+                     }});
   }
   for (std::size_t which = 0; o.tasks.ruler && which < ruler_tasks.size(); ++which) {
     const std::string name(ruler_tasks[which].name);

@@ -90,6 +90,11 @@ class vocabulary : public text_codec {
     return chat_turn{tokens(text.substr(0, at)), tokens(text.substr(at + said.size()))};
   }
 
+  std::optional<int> begin() const override {
+    const llama_vocab* const vocab = of(whole_);
+    return llama_vocab_get_add_bos(vocab) ? std::optional(llama_vocab_bos(vocab)) : std::nullopt;
+  }
+
   /// Has the file one? A model of bytes has none.
   bool is_there() const { return llama_vocab_type(of(whole_)) != LLAMA_VOCAB_TYPE_NONE; }
 
