@@ -87,8 +87,8 @@ struct column_sums {
 
 /// `a_ij = softmax_j(ℓ_ij)`, the model's logits (`attention_spec`), over the slots that query
 /// `i` sees; the group's heads combined; summed over queries `i = 0 … n−1` of one KV head, or the
-/// largest of them. Blocked: memory `O(length)`. A query that sees no slot adds nothing. Refused: an
-/// empty head, spans of another size, a decay outside (0, 1].
+/// largest of them. Blocked: memory `O(length)`. A query that sees no slot adds nothing. Refused:
+/// an empty head, spans of another size, a decay outside (0, 1].
 template <kv_head Head, class Query>
 void column_scores(const Head& head, const query_view<Query>& queries,
                    const column_options& options, const column_sums& out) {
