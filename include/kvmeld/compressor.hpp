@@ -287,9 +287,10 @@ class compressor : private detail::request_calls<P> {
   }
 };
 
-/// One policy for all heads, or one for each.
+/// One policy for all heads.
 template <kv_cache Cache, policy P>
 compressor(Cache&, P, const budget&, const observation_needs& = {}) -> compressor<P>;
+/// One for each head.
 template <kv_cache Cache, std::ranges::contiguous_range Policies>
 compressor(Cache&, const Policies&, std::span<const budget>, const observation_needs& = {})
     -> compressor<std::ranges::range_value_t<Policies>>;
