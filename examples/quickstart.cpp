@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Compresses one prompt's cache and decodes a token on it. The middle of main is the README's
 // snippet.
-#include <fmt/core.h>
-
+#include <cstdio>
 #include <random>
 #include <vector>
 
@@ -43,8 +42,8 @@ int main() {
   for (int h = 0; h < heads; ++h) {
     slots += kv.head(h).length();
   }
-  fmt::print("{} tokens in {} slots per head: {:.1f} MiB instead of {:.1f}\n",
-             kv.head(0).next_position(), slots / heads,
-             static_cast<double>(kv.bytes() + meld.bytes()) / 1048576.0,
-             2.0 * heads * dim * sizeof(float) * (prompt + 1) / 1048576.0);
+  std::printf("%d tokens in %d slots per head: %.1f MiB instead of %.1f\n",
+              kv.head(0).next_position(), slots / heads,
+              static_cast<double>(kv.bytes() + meld.bytes()) / 1048576.0,
+              2.0 * heads * dim * sizeof(float) * (prompt + 1) / 1048576.0);
 }
