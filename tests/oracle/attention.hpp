@@ -2,22 +2,15 @@
 // The oracle: what the library must compute, in double precision and plain loops, transcribed from
 // the papers and sharing no code with the library. Slow on purpose.
 //
-// This file: one KV head, attention with log-mass, and the column sums of a prompt's attention.
+// This file: one KV head, attention over its slots, and the column sums of a prompt's attention.
 #pragma once
 
 #include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <limits>
-#include <stdexcept>
 #include <utility>
-#include <vector>
+
+#include "oracle/terms.hpp"
 
 namespace oracle {
-
-using vec = std::vector<double>;
-using mat = std::vector<vec>;     // [rows][columns]
-using tensor = std::vector<mat>;  // queries: [n][group][dim]
 
 /// ems: a token that shares a slot's entry with others, with its own norm and scores.
 struct ems_member {
@@ -59,8 +52,9 @@ struct slot {
 
 struct head {
   int dim = 0, group = 1;
-  double scale = 0;         // of the logits; see make_head
+  oracle::terms terms;      // see make_head
   std::vector<slot> slots;  // as appended
+  int next = 0;             // position of the next token
   int queries_seen = 0;     // snapkv: in the current window
   double threshold = 0;     // d2o: tau of eq. 10, once has_threshold is set
   bool has_threshold = false;
@@ -71,8 +65,12 @@ struct head {
   std::size_t values() const { return static_cast<std::size_t>(value_dim > 0 ? value_dim : dim); }
 };
 
+inline head make_head(int dim, int group, const terms& of_layer) {
+  return {dim, group, of_layer, {}};
+}
 inline head make_head(int dim, int group = 1, double scale = 0) {
-  return {dim, group, scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(dim)), {}, 0};
+  return make_head(dim, group,
+                   {.scale = scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(dim))});
 }
 
 /// The largest position held, -1 for an empty head.
@@ -87,14 +85,9 @@ inline void append(head& h, const vec& key, const vec& value, int position = -1)
   slot s;
   s.key = key;
   s.value = value;
-  s.position = position >= 0 ? position : newest(h) + 1;
+  s.position = position >= 0 ? position : h.next;
+  h.next = std::max(h.next, s.position + 1);
   h.slots.push_back(s);
-}
-
-inline double dot(const vec& a, const vec& b) {
-  double sum = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
-  return sum;
 }
 
 /// to += w from
@@ -108,36 +101,37 @@ struct attention {
   vec lse;            // [group], log-sum-exp of the logits
 };
 
-/// Softmax of `logits` over the slots that are `visible`; a query that sees nothing gives zeros.
-inline vec softmax(const vec& logits, const std::vector<bool>& visible, double& lse) {
-  double top = -std::numeric_limits<double>::infinity();
-  for (std::size_t j = 0; j < logits.size(); ++j)
-    if (visible[j]) top = std::max(top, logits[j]);
-  vec a(logits.size(), 0.0);
-  lse = top;
-  if (!std::isfinite(top)) return a;
-  double sum = 0;
-  for (std::size_t j = 0; j < logits.size(); ++j)
-    if (visible[j]) sum += a[j] = std::exp(logits[j] - top);
-  for (double& x : a) x /= sum;
-  lse = top + std::log(sum);
-  return a;
-}
-
-/// l_j = scale q.k_j + beta_j  (ZSMerge eq. 8 with beta = alpha log w; KeepKV with beta = log p).
-inline vec logits_of(const head& h, const vec& q) {
+/// l_j = cap(scale q.k_j) + slope (position_j - at) + beta_j, beta the log-mass (ZSMerge eq. 8 with
+/// beta = alpha log w; KeepKV with beta = log p).
+inline vec logits_of(const head& h, const vec& q, std::size_t row, int at = terms::nowhere) {
   vec l;
-  for (const slot& s : h.slots) l.push_back(h.scale * dot(q, s.key) + s.log_mass);
+  for (const slot& s : h.slots)
+    l.push_back(h.terms.alike(q, s.key) + h.terms.bias(row, s.position, at) + s.log_mass);
   return l;
 }
 
-/// a = softmax(l), o = sum_j a_j v_j for each query head (ZSMerge eqs. 2 and 8).
-inline attention attend(const head& h, const mat& q) {
+/// One row's attention: of head `row` mod group, at position `at`, over the slots `visible`. `lse`:
+/// the log-sum-exp of its logits.
+inline vec probabilities(const head& h, const vec& q, std::size_t row, int at,
+                         const std::vector<bool>& visible, double& lse) {
+  return softmax(logits_of(h, q, row, at), visible, lse, h.terms.sink(row));
+}
+
+/// The slots that a query at `at` sees. [slots]
+inline std::vector<bool> seen_from(const head& h, int at) {
+  std::vector<bool> sees;
+  for (const slot& s : h.slots) sees.push_back(h.terms.sees(at, s.position));
+  return sees;
+}
+
+/// o = sum_j a_j v_j for each row of `q`, which belong to the group's heads in turn. Of decode: at
+/// the newest position held, unless one is given.
+inline attention attend(const head& h, const mat& q, int at = terms::nowhere) {
   attention r;
-  const std::vector<bool> all(h.slots.size(), true);
-  for (const vec& row : q) {
+  if (at == terms::nowhere) at = newest(h);
+  for (std::size_t row = 0; row < q.size(); ++row) {
     double lse = 0;
-    const vec a = softmax(logits_of(h, row), all, lse);
+    const vec a = probabilities(h, q[row], row, at, seen_from(h, at), lse);
     vec o(h.values(), 0.0);
     for (std::size_t j = 0; j < a.size(); ++j)
       for (std::size_t i = 0; i < o.size(); ++i) o[i] += a[j] * h.slots[j].value[i];
@@ -173,7 +167,6 @@ struct column_options {
   int window = 32;
   double decay = 1;
   combine group = combine::sum;
-  bool causal = true;  // slot j is visible to query i iff position_j <= position_i
 };
 
 /// The positions of `n` queries of which none were given: the last `n`.
@@ -194,16 +187,10 @@ inline column_sums column_scores(const head& h, const tensor& queries,
   const std::vector<int> at = positions_or_last(h, n, positions);
   column_sums s{vec(slots, 0.0), vec(slots, 0.0), vec(slots, 0.0), vec(slots, 0.0)};
   for (std::size_t i = 0; i < n; ++i) {
-    std::vector<bool> visible;
-    for (const slot& x : h.slots) visible.push_back(!options.causal || x.position <= at[i]);
-    mat probabilities;
-    for (const vec& q : queries[i]) {
-      double lse = 0;
-      probabilities.push_back(softmax(logits_of(h, q), visible, lse));
-    }
-    for (const vec& p : probabilities)
-      for (std::size_t j = 0; j < slots; ++j) s.largest[j] = std::max(s.largest[j], p[j]);
-    const vec a = combined(probabilities, options.group);
+    const mat p = attend(h, queries[i], at[i]).probabilities;
+    for (const vec& row : p)
+      for (std::size_t j = 0; j < slots; ++j) s.largest[j] = std::max(s.largest[j], row[j]);
+    const vec a = combined(p, options.group);
     const bool in_window = static_cast<int>(n - i) <= options.window;
     for (std::size_t j = 0; j < slots; ++j) {
       s.total[j] += a[j];

@@ -7,7 +7,8 @@
 //    their own. They see all slots, whatever their positions: they stand for queries to come.
 //  - Slots may carry log-mass: it counts in the full cache's mass, and is replaced in the kept.
 //  - The mass match, for query row q and kept slot r, with top_q the full cache's largest logit:
-//    A_qr = exp(scale q.k_r - top_q), t_q = sum_j exp(l_qj - top_q);
+//    A_qr = exp(cap(scale q.k_r) - top_q), t_q = sum_j exp(l_qj - top_q). A sink's mass is there
+//    before and after: it is in no sum and no top_q, but in what slots share by attention.
 //    min |A x - t|^2, x >= 0, x_r = exp(new beta_r). Rows are thus weighted by exp(-top_q): no row
 //    overflows, and a query counts by its distribution rather than by its scale.
 //  - x_r = 0, or less than exp(-30), becomes beta_r = -30: log-mass must be finite.
@@ -21,8 +22,8 @@
 //  - Sinks and recent slots are kept first, and count; they are fitted as the others are, and omp
 //    does not drop them (their beta is at least -30).
 //  - Values: ridge least squares around the kept tokens' own values, with
-//    X = softmax(scale q.k_r + beta_r) over the kept and the full cache's outputs as the target;
-//    ridge 2e-4 times the trace of X^T X. The paper regularises towards nothing.
+//    X = softmax(cap(scale q.k_r) + beta_r) over the kept and the full cache's outputs as the
+//    target; ridge 2e-4 times the trace of X^T X. The paper regularises towards nothing.
 //  - Positions and order are the kept slots' own. Prompt only: in decode, tokens are appended.
 #pragma once
 
@@ -52,14 +53,15 @@ struct attention_matching {
     target_mass m;
     const std::vector<bool> all(h.slots.size(), true);
     for (const mat& heads : queries)
-      for (const vec& q : heads) {
-        const vec l = logits_of(h, q);
+      for (std::size_t g = 0; g < heads.size(); ++g) {
+        const vec& q = heads[g];
+        const vec l = logits_of(h, q, g);
         const double highest = *std::max_element(l.begin(), l.end());
         double lse = 0, total = 0;
-        const vec p = softmax(l, all, lse);
+        const vec p = probabilities(h, q, g, terms::nowhere, all, lse);
         vec a, o(h.values(), 0.0);
         for (std::size_t j = 0; j < l.size(); ++j) {
-          a.push_back(std::exp(h.scale * dot(q, h.slots[j].key) - highest));
+          a.push_back(std::exp(h.terms.alike(q, h.slots[j].key) - highest));
           total += std::exp(l[j] - highest);
           for (std::size_t i = 0; i < o.size(); ++i) o[i] += p[j] * h.slots[j].value[i];
         }

@@ -26,16 +26,9 @@ struct sight {
 };
 inline sight look(const head& h, const mat& q, int position) {
   sight s;
-  for (const slot& x : h.slots) {
-    s.visible.push_back(x.position <= position);
-    s.seen += x.position <= position ? 1 : 0;
-  }
-  mat p;
-  for (const vec& row : q) {
-    double lse = 0;
-    p.push_back(softmax(logits_of(h, row), s.visible, lse));
-  }
-  s.attention = combined(p, combine::sum);
+  s.visible = seen_from(h, position);
+  s.seen = static_cast<int>(std::count(s.visible.begin(), s.visible.end(), true));
+  s.attention = combined(attend(h, q, position).probabilities, combine::sum);
   return s;
 }
 

@@ -59,16 +59,16 @@ struct fold {
   /// Every slot's mass on the reference queries.
   struct measure {
     mat queries;        // [rows][dim]
-    vec lse;            // [rows] Z
+    vec lse;            // [rows] Z, the sink's logit included
     mat probabilities;  // [rows][slots]
     vec mass;           // [slots] m
   };
   static measure measured(const head& h, const mat& rows) {
     measure r{rows, {}, {}, vec(h.slots.size(), 0.0)};
     const std::vector<bool> all(h.slots.size(), true);
-    for (const vec& q : rows) {
+    for (std::size_t q = 0; q < rows.size(); ++q) {  // the group's heads in turn
       double lse = 0;
-      r.probabilities.push_back(softmax(logits_of(h, q), all, lse));
+      r.probabilities.push_back(probabilities(h, rows[q], q, terms::nowhere, all, lse));
       r.lse.push_back(lse);
     }
     if (rows.empty()) {
@@ -137,7 +137,7 @@ struct fold {
       double held = 0, made = 0;
       for (std::size_t q = 0; q < m.queries.size(); ++q) {
         for (std::size_t i : members) held += m.probabilities[q][i];
-        made += std::exp(h.scale * dot(m.queries[q], s.key) - m.lse[q]);
+        made += std::exp(h.terms.alike(m.queries[q], s.key) - m.lse[q]);
       }
       s.log_mass = std::log(std::max(held, 1e-20) / std::max(made, 1e-20));
     }
@@ -153,7 +153,7 @@ struct fold {
     for (const slot& s : made.slots) values.push_back(s.value);
     for (std::size_t q = 0; q < m.queries.size(); ++q) {
       double lse = 0;
-      x.push_back(softmax(logits_of(made, m.queries[q]), all, lse));
+      x.push_back(probabilities(made, m.queries[q], q, terms::nowhere, all, lse));
       vec o(made.values(), 0.0);
       for (std::size_t j = 0; j < before.slots.size(); ++j)
         for (std::size_t i = 0; i < o.size(); ++i)

@@ -46,7 +46,7 @@ inline mat points(const head& h, const mat& rows) {
   const vec mean = mean_of(keys);
   for (const slot& s : h.slots) {
     vec k = s.key;
-    for (std::size_t i = 0; i < d; ++i) k[i] = h.scale * (k[i] - mean[i]);
+    for (std::size_t i = 0; i < d; ++i) k[i] = h.terms.scale * (k[i] - mean[i]);
     vec p = times(l, k);
     for (double e : s.value) p.push_back(norms > 0 ? e / norms : 0);
     for (double& e : p) e = as_half(e);

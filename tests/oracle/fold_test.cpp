@@ -153,7 +153,7 @@ TEST_CASE("fold keeps pinned slots as they are and the mass on its queries", "[o
       CHECK(original.single);
     }
     for (std::size_t q = 0; q < rows.size(); ++q)
-      held += std::exp(h.scale * oracle::dot(rows[q], s.key) + s.log_mass - before.lse[q]);
+      held += std::exp(h.terms.alike(rows[q], s.key) + s.log_mass - before.lse[q]);
     unfitted += s.value == original.value ? 1 : 0;
   }
   for (const auto& p : before.probabilities)

@@ -2,8 +2,9 @@
 // KeepKV (arXiv 2504.09936): votes and merges that leave the present output as it was (ZIP).
 //
 // Notation. Slot j has beta_j = ln p_j (p: votes, 1 for a fresh token) and an estimate
-// S_j = ln s_j of what s_j = exp(scale q.k_j) will be, log-mass not included. For G query heads
-// s_j is the mean over the heads: S_j = logsumexp_g(scale q_g.k_j) - ln G.
+// S_j = ln s_j of what s_j = exp(cap(scale q.k_j)) will be, log-mass not included. For G query
+// heads s_j is the mean over the heads: S_j = logsumexp_g(cap(scale q_g.k_j)) - ln G. A sink is no
+// part.
 //
 // Which EMA (eq. 8), per slot, over the queries that see it, the newest first:
 //     s_j = (1 - a) sum_{i=0}^{n-1} a^i s_j(i) / (1 - a^n),   a = `decay`
@@ -73,7 +74,7 @@ struct keepkv {
     for (slot& s : h.slots) {
       if (s.position > at) continue;
       vec logits;
-      for (const vec& row : q) logits.push_back(h.scale * dot(row, s.key));
+      for (const vec& row : q) logits.push_back(h.terms.alike(row, s.key));
       const double now = log_sum(logits) - std::log(static_cast<double>(q.size()));
       const double old = decay * s.seen;
       s.log_score = old > 0 ? log_sum({std::log(old) + s.log_score, now}) - std::log(old + 1) : now;

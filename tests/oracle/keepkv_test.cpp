@@ -94,7 +94,7 @@ TEST_CASE("a merge of the oracle's KeepKV changes nothing for its query (theorem
       h.slots.back().log_mass = std::log(1.0 + (trial + j) % 5);
     }
     double largest = 1;
-    for (const double l : oracle::logits_of(h, q)) largest = std::max(largest, std::abs(l));
+    for (const double l : oracle::logits_of(h, q, 0)) largest = std::max(largest, std::abs(l));
     if (largest > 1e3)
       for (slot& s : h.slots)
         for (double& x : s.key) x *= 1e3 / largest;

@@ -105,6 +105,7 @@ struct expected_attention {
   vec score(const head& h, const std::vector<bool>& safe) const {
     const query_memory& m = h.moments;
     const mat r = mean_rotation(h);
+    const double scale = h.terms.scale;
     vec total(h.slots.size(), 0.0);
     std::vector<bool> others;
     for (bool is : safe) others.push_back(!is);
@@ -121,8 +122,8 @@ struct expected_attention {
       sigma = times(times(r, sigma), transposed(r));
       vec l;
       for (const slot& s : h.slots)
-        l.push_back(h.scale * dot(mean, s.key) +
-                    h.scale * h.scale / 2 * dot(s.key, times(sigma, s.key)) + s.log_mass);
+        l.push_back(scale * dot(mean, s.key) + scale * scale / 2 * dot(s.key, times(sigma, s.key)) +
+                    s.log_mass);
       double lse = 0;
       const vec p = softmax(l, others, lse);
       for (std::size_t j = 0; j < p.size(); ++j)
@@ -148,7 +149,8 @@ struct expected_attention {
 /// chunks of the prompt.
 ///
 /// Only the slots that are not protected are looked at, in position order, in chunks of `chunk`.
-/// Each chunk's own queries (those given at the positions of its slots) attend to all of its slots;
+/// Each chunk's own queries (those given at the positions of its slots) attend to all of its slots,
+/// and to the sink;
 /// a_j = attention received, summed over them and over the heads, times |v_j|, averaged with both
 /// neighbours (zeros beyond the ends: always over 3), even across chunks. l_j = leverage among the
 /// slots looked at (exact; the paper sketches it). Both to mean 0 and standard deviation 1 (over
@@ -191,10 +193,10 @@ struct compactor {
       for (std::size_t t = i / size * size; t < n && t / size == i / size; ++t)
         visible[others[t]] = true;
       for (std::size_t q = 0; q < at.size(); ++q)
-        for (const vec& row : queries[q]) {
+        for (std::size_t g = 0; g < queries[q].size(); ++g) {
           if (at[q] != h.slots[others[i]].position) continue;
           double lse = 0;
-          const vec p = softmax(logits_of(h, row), visible, lse);
+          const vec p = probabilities(h, queries[q][g], g, at[q], visible, lse);
           for (std::size_t t = 0; t < n; ++t) received[t] += p[others[t]];
         }
     }

@@ -21,20 +21,12 @@ struct kvzip {
   /// s [prompt]: `again` are the keys [n][dim] of what is read behind it, `queries`
   /// [n][group][dim].
   static vec scores(const head& prompt, const mat& again, const tensor& queries) {
-    const std::size_t tokens = prompt.slots.size();
-    vec s(tokens, 0.0);
+    head all = prompt;
+    vec s(prompt.slots.size(), 0.0);
     for (std::size_t i = 0; i < queries.size(); ++i) {
-      for (const vec& q : queries[i]) {
-        vec logits;
-        for (const slot& x : prompt.slots)
-          logits.push_back(prompt.scale * dot(q, x.key) + x.log_mass);
-        for (std::size_t t = 0; t <= i; ++t) logits.push_back(prompt.scale * dot(q, again[t]));
-        const double top = *std::max_element(logits.begin(), logits.end());
-        double sum = 0;
-        for (const double l : logits) sum += std::exp(l - top);
-        for (std::size_t j = 0; j < tokens; ++j)
-          s[j] = std::max(s[j], std::exp(logits[j] - top) / sum);
-      }
+      append(all, again[i], vec(again[i].size(), 0.0));
+      for (const vec& p : attend(all, queries[i]).probabilities)
+        for (std::size_t j = 0; j < s.size(); ++j) s[j] = std::max(s[j], p[j]);
     }
     return s;
   }
@@ -45,18 +37,7 @@ struct kvzip {
 
   /// Without a second reading: what the prompt's own queries see, each of the slots before it.
   void prompt(head& h, const tensor& queries, const std::vector<int>& positions, int target) const {
-    const std::vector<int> at = positions_or_last(h, queries.size(), positions);
-    vec score(h.slots.size(), 0.0);
-    for (std::size_t i = 0; i < queries.size(); ++i) {
-      std::vector<bool> visible;
-      for (const slot& x : h.slots) visible.push_back(x.position <= at[i]);
-      for (const vec& q : queries[i]) {
-        double lse = 0;
-        const vec p = softmax(logits_of(h, q), visible, lse);
-        for (std::size_t j = 0; j < p.size(); ++j) score[j] = std::max(score[j], p[j]);
-      }
-    }
-    evict_to(h, score, target);
+    evict_to(h, column_scores(h, queries, positions, {}).largest, target);
   }
   mat step(head&, const mat&, const vec&, const vec&, int, int) const {
     throw std::logic_error("oracle: kvzip: expected a prompt, got a step");

@@ -4,9 +4,11 @@
 //
 // Readings that the library follows:
 //  - Query i of the n that are given moves to N + floor(horizon i / n), N the tokens seen so far.
-//  - Every moved query sees every slot; log-mass is part of every logit.
+//  - Every moved query sees every slot; log-mass is part of every logit. ALiBi's term is that of
+//  the
+//    position that it moved to.
 //  - Z adds what the query found in its own reading: the slots at or before its own position. A
-//    query that saw none adds nothing.
+//    query that saw none adds nothing. The sink is there once, in that first reading.
 //  - With leverage: s_j times lev_j over the mean leverage of all slots; where that is 0, s_j
 //  alone.
 //  - A prompt in chunks: each chunk's queries score the slots held then; a slot's score is the
@@ -23,22 +25,11 @@ struct lookahead_max {
   bool outliers = true;  // times the leverage
   double leverage_ridge = 1;
 
-  /// ln of the sum of exp over the logits that are `visible`; -infinity if none is.
-  static double log_sum(const vec& logits, const std::vector<bool>& visible) {
-    double lse = 0;
-    softmax(logits, visible, lse);
-    return lse;
-  }
-
-  /// `own [n][group]`: log-sum-exp of each query's causal logits.
+  /// `own [n][group]`: log-sum-exp of each query's causal logits, the sink's included.
   static mat own_log_sums(const head& h, const tensor& queries, const std::vector<int>& at) {
     mat own;
-    for (std::size_t i = 0; i < queries.size(); ++i) {
-      own.emplace_back();
-      std::vector<bool> visible;
-      for (const slot& s : h.slots) visible.push_back(s.position <= at[i]);
-      for (const vec& q : queries[i]) own.back().push_back(log_sum(logits_of(h, q), visible));
-    }
+    for (std::size_t i = 0; i < queries.size(); ++i)
+      own.push_back(attend(h, queries[i], at[i]).lse);
     return own;
   }
 
@@ -55,9 +46,9 @@ struct lookahead_max {
       vec most(h.slots.size(), 0.0);
       for (std::size_t i = 0; i < queries.size(); ++i) {
         const int to = next + static_cast<int>(long{horizon} * static_cast<long>(i) / n);
-        const vec again = logits_of(h, rotated(queries[i][g], to - at[i], rotation));
-        const double a = log_sum(again, all), b = own[i][g], top = std::max(a, b);
-        const double z = top + std::log(std::exp(a - top) + std::exp(b - top));
+        const vec again = logits_of(h, rotated(queries[i][g], to - at[i], rotation), g, to);
+        double z = 0;  // what it found in its own reading weighs as a sink does
+        softmax(again, all, z, own[i][g]);
         for (std::size_t j = 0; j < most.size(); ++j)
           most[j] = std::max(most[j], std::exp(again[j] - z));
       }

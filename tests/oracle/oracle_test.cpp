@@ -57,8 +57,7 @@ TEST_CASE("the oracle's column sums are those of one query at a time", "[oracle]
   CHECK(oracle::difference(sums.total, total) < 1e-14);
   CHECK(oracle::difference(sums.last, last) < 1e-14);
   CHECK(oracle::difference(sums.decayed, decayed) < 1e-14);
-  const auto mean =
-      column_scores(h, queries, at, {.group = oracle::combine::mean, .causal = true}).total;
+  const auto mean = column_scores(h, queries, at, {.group = oracle::combine::mean}).total;
   for (std::size_t j = 0; j < 9; ++j) CHECK(2 * mean[j] == Approx(total[j]));
 }
 

@@ -44,9 +44,23 @@ oracle::mat to_mat(const T* data, index_t rows, index_t dim) {
   return m;
 }
 
-/// A library's head as the oracle sees it; the policies' own fields are left alone.
-oracle::head to_oracle(const kvmeld::kv_head auto& head) {
-  oracle::head h = oracle::make_head(head.dim(), head.group(), static_cast<double>(head.scale()));
+/// What a layer's spec says of the query heads of one of its KV heads.
+inline oracle::terms terms_of(const kvmeld::attention_spec& spec, index_t kv_head = 0) {
+  const auto own = [&](const std::vector<float>& all) {
+    const auto first = all.begin() + (all.empty() ? 0 : kv_head * spec.group);
+    return oracle::vec(first, all.empty() ? all.end() : first + spec.group);
+  };
+  return {.scale = static_cast<double>(spec.scale),
+          .cap = static_cast<double>(spec.soft_cap),
+          .sinks = own(spec.sink_logits),
+          .slopes = own(spec.alibi_slopes),
+          .window = spec.window};
+}
+
+/// A library's head as the oracle sees it, number `kv_head` of its layer; the policies' own fields
+/// are left alone.
+oracle::head to_oracle(const kvmeld::kv_head auto& head, index_t kv_head = 0) {
+  oracle::head h = oracle::make_head(head.dim(), head.group(), terms_of(head.spec(), kv_head));
   h.value_dim = head.value_dim();
   for (index_t s = 0; s < head.length(); ++s) {
     oracle::slot slot;
@@ -60,26 +74,31 @@ oracle::head to_oracle(const kvmeld::kv_head auto& head) {
     slot.position = head.position(s);
     h.slots.push_back(slot);
   }
+  h.next = head.next_position();
   return h;
 }
 
-/// One head with `tokens` random tokens, drawn as `Scalar` and held in `Storage`.
+/// Heads of `shape` with `tokens` random tokens each, drawn as `Scalar` and held in `Storage`.
+template <class Scalar = float, class Storage = Scalar>
+fixtures::cache<Storage> random_cache(index_t tokens, const cache_shape& shape) {
+  fixtures::cache<Storage> kv{shape};
+  for (index_t h = 0; h < shape.heads; ++h) {
+    kv.append(h, normal<Scalar>(tokens * shape.dim),
+              normal<Scalar>(tokens * (shape.value_dim == 0 ? shape.dim : shape.value_dim)));
+  }
+  return kv;
+}
 template <class Scalar = float, class Storage = Scalar>
 fixtures::cache<Storage> random_cache(index_t tokens, index_t dim, index_t group,
                                       index_t capacity = 0, index_t heads = 1,
                                       const kvmeld::rotary& rope = default_rope,
                                       index_t value_dim = 0) {
-  fixtures::cache<Storage> kv{{.heads = heads,
-                               .group = group,
-                               .dim = dim,
-                               .capacity = capacity == 0 ? tokens + 1 : capacity,
-                               .rope = rope,
-                               .value_dim = value_dim}};
-  for (index_t h = 0; h < heads; ++h) {
-    kv.append(h, normal<Scalar>(tokens * dim),
-              normal<Scalar>(tokens * (value_dim == 0 ? dim : value_dim)));
-  }
-  return kv;
+  return random_cache<Scalar, Storage>(tokens, {.heads = heads,
+                                                .group = group,
+                                                .dim = dim,
+                                                .capacity = capacity == 0 ? tokens + 1 : capacity,
+                                                .rope = rope,
+                                                .value_dim = value_dim});
 }
 
 /// `[queries, group, dim]`, wherever they lie.

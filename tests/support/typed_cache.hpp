@@ -23,6 +23,10 @@ struct cache_shape {
   kvmeld::rotary rope = {};  ///< none: `default_rope`
   bool check_finite = false;
   index_t value_dim = 0;  ///< 0: `dim`
+  float soft_cap = 0;
+  std::vector<float> sink_logits = {};   ///< [heads · group]
+  std::vector<float> alibi_slopes = {};  ///< [heads · group]
+  index_t window = 0;
 
   kvmeld::attention_spec spec() const {
     return {.kv_heads = heads,
@@ -31,6 +35,10 @@ struct cache_shape {
             .value_dim = value_dim,
             .scale = scale,
             .rope = rope.rotates() ? rope : default_rope,
+            .soft_cap = soft_cap,
+            .sink_logits = sink_logits,
+            .alibi_slopes = alibi_slopes,
+            .window = window,
             .check_finite = check_finite};
   }
   kvmeld::cache_extents extents() const { return {.capacity = capacity}; }
