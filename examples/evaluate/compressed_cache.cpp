@@ -110,7 +110,9 @@ compressed_cache::compressed_cache(const contender& c, const engine::config& sha
 }
 
 std::size_t compressed_cache::bytes() const {
-  const std::size_t row = 2 * kvmeld::row_bytes(kv_->type(), kv_->spec().key_dim);
+  const kvmeld::storage_pair type = kv_->type();
+  const std::size_t row = kvmeld::row_bytes(type.keys, kv_->spec().key_dim) +
+                          kvmeld::row_bytes(type.values, kv_->spec().value_dim);
   std::size_t sum = 0;
   for (const index_t h : full_heads(*kv_)) {
     sum += as_size(kv_->head(h).length()) * (row + sizeof(float) + sizeof(index_t)) +
