@@ -2,7 +2,7 @@
 """Heads that hold a prompt of random numbers."""
 
 import torch
-from kvmeld_torch import Heads, Policy
+from kvmeld_torch import Heads, Policy, Spec
 
 HEADS, GROUP, DIM, TOKENS = 3, 2, 16, 60
 BUDGET = 40
@@ -19,7 +19,7 @@ def prompt(policy, *, capacity=TOKENS + 20, dtype=torch.float32, transposed=Fals
         values = rows(HEADS, DIM, capacity, dtype=dtype).transpose(1, 2)
     else:
         keys, values = rows(HEADS, capacity, DIM, dtype=dtype), rows(HEADS, capacity, DIM, dtype=dtype)
-    heads = Heads.over(Policy(policy), keys, values, group=GROUP, tokens=TOKENS)
+    heads = Heads.over(Policy(policy), Spec(GROUP), keys, values, tokens=TOKENS)
     return heads, rows(HEADS, GROUP, TOKENS, DIM, dtype=dtype)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from conftest import POLICIES, load
 from kvmeld_torch import Cache
-from transformers import DynamicCache
+from transformers import DynamicCache, LlamaConfig
 
 GREEDY = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 
@@ -179,32 +179,20 @@ def test_what_a_model_must_not_do_is_refused(model, plain, text):
         cache.crop(50)
 
 
-def test_models_that_are_not_full_attention_are_refused(text):
-    from transformers import MistralConfig, MistralForCausalLM, PhiConfig, PhiForCausalLM
-
-    size = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    x = torch.tensor([text[:100]])
-    with_window = MistralConfig(**size, vocab_size=512, num_key_value_heads=1, sliding_window=16)
-    with pytest.raises(RuntimeError, match="expected full attention, got sliding_window"):
-        generate(MistralForCausalLM._from_config(with_window, attn_implementation="kvmeld").eval(), x, Cache("h2o"))
-    half_turned = PhiConfig(**size, vocab_size=512, partial_rotary_factor=0.5)
-    phi = PhiForCausalLM._from_config(half_turned, attn_implementation="kvmeld").eval()
-    with pytest.raises(RuntimeError, match="fold rotates keys or queries: expected RoPE of type default or llama3"):
-        generate(phi, x, Cache("fold"))
-    generate(phi, x, Cache("h2o", budget=0.5))  # which turns nothing
-
-
 def test_attention_of_a_later_prompt_is_that_of_its_tokens_in_turn():
-    from kvmeld_torch import Heads, Policy
-    from kvmeld_torch.attention import later_prompt
+    from kvmeld_torch import Heads, Policy, Spec
+    from kvmeld_torch.attention import Own, later_prompt
+    from transformers.models.llama.modeling_llama import LlamaAttention
 
     heads, group, dim, slots, tokens = 3, 2, 8, 20, 7
-    cache = Heads.empty(Policy("full_cache"), heads, slots + tokens, dim, group=group)
+    cache = Heads.empty(Policy("full_cache"), Spec(group), heads, slots + tokens, dim)
     cache.keys.normal_(), cache.values.normal_(), cache.log_mass.normal_()
     cache.length[:] = torch.tensor([5, 20, 11])  # ragged, as after budgets of their own
     cache.seen[:] = 40
     q, k, v = (torch.randn(heads, *n, tokens, dim) for n in ((group,), (), ()))
-    out = later_prompt(cache, q, k, v, dim**-0.5)
+    config = LlamaConfig(num_attention_heads=heads * group, num_key_value_heads=heads, head_dim=dim)
+    own = Own(LlamaAttention(config, 0), dim**-0.5, {})
+    out = later_prompt(own, cache, q, k, v)
     for t in range(tokens):
         cache.append(k[:, t : t + 1], v[:, t : t + 1])
         assert cache.position.gather(1, cache.length[:, None].long() - 1).flatten().tolist() == [40 + t] * heads

@@ -23,7 +23,7 @@ class Device:
         return x.to("cuda") if self.where == "cuda" else x.clone()
 
     def heads(self, x: Heads) -> "There":
-        return There(self, Heads(x.policy, x.group, x.scale, *[self.tensor(t) for t in x.tensors]))
+        return There(self, Heads(x.policy, x.spec, *[self.tensor(t) for t in x.tensors]))
 
 
 class There:

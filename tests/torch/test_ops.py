@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from conftest import POLICIES
-from kvmeld_torch import Policy, ops
+from kvmeld_torch import Spec, ops
 from prompts import BUDGET, DIM, GROUP, HEADS, TOKENS, copied, prompt, rows
 
 
@@ -130,7 +130,7 @@ def test_queries_that_a_policy_plans_on_are_moved_as_it_wants():
     turned = {}
     for policy, ahead in (("fold", True), ("attention_matching", False)):
         heads, queries = prompt(policy)
-        heads.policy = Policy(policy, (10_000.0,))
+        heads.spec = Spec(GROUP, rope=tuple(10_000.0 ** (-2 * i / DIM) for i in range(DIM // 2)))
         kept, positions = heads.observe(queries)
         assert kept.shape == (HEADS, GROUP, TOKENS - 4, DIM)
         assert ahead or positions.tolist() == list(range(4, TOKENS))

@@ -39,10 +39,10 @@ def test_ranks_compute_what_one_process_does(ranks, one, tmp_path):
         lengths = torch.cat([rank[case]["lengths"] for rank in saw], 2)
         assert torch.equal(lengths, one[case]["lengths"]), case
         assert sum(rank[case]["bytes"] for rank in saw) == one[case]["bytes"]
-        # Of each forward the model's own two a layer; and the scores of all layers of each sequence of a prompt.
-        # kvzip reads its first prompt twice, and compresses no other.
+        # Of each forward the model's own two a layer, one of them to measure its rotations; and the scores of all
+        # layers of each sequence of a prompt. kvzip reads its first prompt twice, and compresses no other.
         twice = case[0] == "kvzip"
-        forwards = 1 + STEPS + 1 + twice
+        forwards = 1 + 1 + STEPS + 1 + twice
         prompts = 0 if case[1] == "even" else 2 if twice else 2 * 2
         for rank in saw:
             sizes = rank[case]["reduced"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import load
 from kvmeld_torch import Cache, _library
-from kvmeld_torch.cache import Layer
+from kvmeld_torch.layer import Layer
 from test_cache import generate, padded
 
 
@@ -28,9 +28,9 @@ def test_kept_slots_are_those_of_the_compressor(model, text, monkeypatch, policy
     rows = []
     first_prompt = Layer._first_prompt
 
-    def recorded(layer, new, scale):
+    def recorded(layer, new):
         rows.extend(x[0].transpose(0, 1).flatten().clone() for x in (new.key, new.value, new.query))
-        first_prompt(layer, new, scale)
+        first_prompt(layer, new)
 
     monkeypatch.setattr(Layer, "_first_prompt", recorded)
     cache = Cache(policy, budget=0.1, divide="scores")

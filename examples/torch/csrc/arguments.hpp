@@ -20,11 +20,9 @@ using kvmeld::index_t;
 using ints = at::IntArrayRef;
 using maybe_tensor = std::optional<at::Tensor>;
 using maybe_heads = at::OptionalIntArrayRef;
-using numbers = c10::ArrayRef<double>;
 using text = std::string;
 
 inline std::span<const std::int64_t> span_of(ints x) { return {x.data(), x.size()}; }
-inline std::span<const double> span_of(numbers x) { return {x.data(), x.size()}; }
 
 /// The heads that a call is for, of `all`; none: all of them. Refused: heads that are not there.
 inline std::optional<std::vector<index_t>> heads_of(const maybe_heads& listed, index_t all) {

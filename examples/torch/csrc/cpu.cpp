@@ -41,10 +41,10 @@ query_tensors in_floats(const tensor_cache& cache, const maybe& queries, const m
 
 std::tuple<Tensor, Tensor> observe(const text& policy, TensorList cache, const Tensor& queries,
                                    std::int64_t before, std::int64_t group, double scale,
-                                   numbers rope) {
+                                   const maybe& terms) {
   return guarded([&] {
     const auto& p = policy_of(policy);
-    const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
+    const tensor_cache kv = cache_of(cache, {group, scale, terms});
     const auto& s = kv.tensors().shape;
     const query_tensors own = in_floats(kv, queries, {}, before);
     const kept_queries kept = kvmeld_torch::observe(p, kv, own.rows().floats(), torch_threads());
@@ -57,10 +57,10 @@ std::tuple<Tensor, Tensor> observe(const text& policy, TensorList cache, const T
 }
 
 void compress(const text& policy, TensorList cache, const maybe& queries, ints budget, ints trigger,
-              const maybe& positions, std::int64_t group, double scale, numbers rope) {
+              const maybe& positions, std::int64_t group, double scale, const maybe& terms) {
   guarded([&] {
     const auto& p = policy_of(policy);
-    const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
+    const tensor_cache kv = cache_of(cache, {group, scale, terms});
     const query_tensors given = in_floats(kv, queries, positions, 0);
     kvmeld_torch::compress(p, kv, given.rows().floats(),
                            budgets_of(kv.heads(), span_of(budget), span_of(trigger)),
@@ -80,10 +80,10 @@ std::vector<std::int64_t> divide(const text& policy, const Tensor& scores, std::
 
 void observe_step(const text& policy, TensorList cache, const Tensor& probabilities,
                   const maybe& log_sum_exp, const maybe& query, std::int64_t group, double scale,
-                  numbers rope) {
+                  const maybe& terms) {
   guarded([&] {
     const auto& p = policy_of(policy);
-    const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
+    const tensor_cache kv = cache_of(cache, {group, scale, terms});
     const auto& s = kv.tensors().shape;
     const auto given = [&](const char* what, const maybe& x, ints sizes) {
       return x ? floats_of(what, *x, sizes) : nullptr;
@@ -97,10 +97,10 @@ void observe_step(const text& policy, TensorList cache, const Tensor& probabilit
 
 Tensor step(const text& policy, TensorList cache, const Tensor& q, const Tensor& k, const Tensor& v,
             ints budget, ints trigger, maybe_heads heads, std::int64_t group, double scale,
-            numbers rope) {
+            const maybe& terms) {
   return guarded([&] {
     const auto& p = policy_of(policy);
-    const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
+    const tensor_cache kv = cache_of(cache, {group, scale, terms});
     const auto& s = kv.tensors().shape;
     const auto listed = heads_of(heads, kv.heads());
     const kvmeld::head_selection chosen =
@@ -121,10 +121,10 @@ Tensor step(const text& policy, TensorList cache, const Tensor& q, const Tensor&
 
 std::tuple<Tensor, Tensor, Tensor> attend(const text& policy, TensorList cache, const Tensor& q,
                                           bool probabilities, std::int64_t group, double scale,
-                                          numbers rope) {
+                                          const maybe& terms) {
   return guarded([&] {
     const auto& p = policy_of(policy);
-    const tensor_cache kv = cache_of(cache, {group, scale, span_of(rope)});
+    const tensor_cache kv = cache_of(cache, {group, scale, terms});
     const auto& s = kv.tensors().shape;
     const float* const query = floats_of("q", q, {s.heads, s.group, s.dim});
     Tensor out = at::empty({s.heads, s.group, s.dim}, at::kFloat);

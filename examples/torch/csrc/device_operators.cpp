@@ -143,9 +143,9 @@ std::tuple<Tensor, Tensor> moved_ahead(device_work& work, const kvmeld::any_poli
 
 std::tuple<Tensor, Tensor> observe(const text& policy, TensorList cache, const Tensor& queries,
                                    std::int64_t before, std::int64_t group, double scale,
-                                   numbers rope) {
+                                   const maybe_tensor& terms) {
   return guarded([&] {
-    device_work work(cache, {group, scale, span_of(rope)}, {});
+    device_work work(cache, {group, scale, terms}, {});
     const auto& p = policy_of(policy);
     kvmeld::expects(
         kvmeld::errc::unsupported, p.prompt_use().plans != kvmeld::prompt_use::planned::latest,
@@ -156,9 +156,9 @@ std::tuple<Tensor, Tensor> observe(const text& policy, TensorList cache, const T
 
 void compress(const text& policy, TensorList cache, const maybe_tensor& queries, ints budget,
               ints trigger, const maybe_tensor& positions, std::int64_t group, double scale,
-              numbers rope) {
+              const maybe_tensor& terms) {
   guarded([&] {
-    device_work work(cache, {group, scale, span_of(rope)}, {});
+    device_work work(cache, {group, scale, terms}, {});
     const auto& p = policy_of(policy);
     query_tensors given = work.queries(queries, positions, 0);
     std::tuple<Tensor, Tensor> ahead;
@@ -179,10 +179,10 @@ void compress(const text& policy, TensorList cache, const maybe_tensor& queries,
 
 Tensor step(const text& policy, TensorList cache, const Tensor& q, const Tensor& k, const Tensor& v,
             ints budget, ints trigger, maybe_heads heads, std::int64_t group, double scale,
-            numbers rope) {
+            const maybe_tensor& terms) {
   return guarded([&] {
     const auto& p = policy_of(policy);
-    device_work work(cache, {group, scale, span_of(rope)}, heads);
+    device_work work(cache, {group, scale, terms}, heads);
     const auto& s = work.shape();
     const std::int64_t count = work.count();
     const Tensor query = work.rows("q", q, {count, s.group, s.dim}),
@@ -211,10 +211,10 @@ Tensor probabilities_of(TensorList cache, const device_work& work, const Tensor&
 
 std::tuple<Tensor, Tensor, Tensor> attend(const text& policy, TensorList cache, const Tensor& q,
                                           bool probabilities, std::int64_t group, double scale,
-                                          numbers rope) {
+                                          const maybe_tensor& terms) {
   return guarded([&] {
     const auto& p = policy_of(policy);
-    device_work work(cache, {group, scale, span_of(rope)}, {});
+    device_work work(cache, {group, scale, terms}, {});
     const auto& s = work.shape();
     const Tensor query = work.rows("q", q, {s.heads, s.group, s.dim});
     Tensor out = at::empty({s.heads, s.group, s.dim}, work.of(work.dtype()));

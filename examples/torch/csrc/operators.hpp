@@ -33,9 +33,11 @@ static_assert(kvmeld::executor<threads>);
 /// 90 slots each on average. What was made before is remembered.
 /// Refused: shared slots of a policy without scores, fewer than it can share.
 const kvmeld::any_policy& policy_of(std::string_view text);
-/// The model's RoPE: `[]` (none), `[base]`, or `[base, factor, low_freq_factor, high_freq_factor,
-/// original_context]` as Llama 3.1 scales it.
-kvmeld::rotary rope_of(std::span<const double> rope);
+/// What a model's attention has beside its shape and scale, as numbers: the soft cap, whether
+/// rotated pairs are interleaved, then three lists with their lengths before them: frequencies in
+/// radians per position, logits of the sinks and ALiBi's slopes `[KV heads of a layer * group]`.
+/// `spec.kv_heads`, the heads of all sequences, becomes that of a layer where such a list says it.
+void read_terms(std::span<const double> numbers, kvmeld::attention_spec& spec);
 
 /// One for all heads, or one for each. `triggers`: none is `target + 1`.
 std::vector<kvmeld::budget> budgets_of(index_t heads, std::span<const std::int64_t> targets,

@@ -12,20 +12,39 @@
 
 namespace kvmeld_torch {
 
-kvmeld::rotary rope_of(std::span<const double> rope) {
-  kvmeld::expects(rope.empty() || rope.size() == 1 || rope.size() == 5,
-                  "rope: expected [], [base] or [base, factor, low, high, original context], got ",
-                  rope.size(), " numbers");
-  if (rope.empty()) {
-    return {};
+void read_terms(std::span<const double> numbers, kvmeld::attention_spec& spec) {
+  const auto taken = [&](std::size_t count) {
+    kvmeld::expects(count <= numbers.size(), "terms: expected ", count, " more numbers, got ",
+                    numbers.size());
+    const auto first = numbers.first(count);
+    numbers = numbers.subspan(count);
+    return first;
+  };
+  const auto list = [&] {
+    const double length = taken(1)[0];
+    kvmeld::expects(length >= 0 && length <= 1e6, "terms: expected a length of 0 to 1e6, got ",
+                    length);
+    return taken(static_cast<std::size_t>(length));
+  };
+  using pairing = kvmeld::rotary::pairing;
+  const auto head = taken(2);
+  spec.soft_cap = static_cast<float>(head[0]);
+  if (const auto frequencies = list(); !frequencies.empty()) {
+    spec.rope =
+        kvmeld::rotary::table(frequencies, head[1] == 0 ? pairing::halves : pairing::interleaved);
   }
-  const auto plain = kvmeld::rotary::halves(rope[0]);
-  if (rope.size() == 1) {
-    return plain;
+  for (std::vector<float>* const of_heads : {&spec.sink_logits, &spec.alibi_slopes}) {
+    const auto given = list();
+    of_heads->assign(given.begin(), given.end());
+    if (!given.empty()) {
+      const auto heads = static_cast<index_t>(given.size()) / spec.group;
+      kvmeld::expects(heads > 0 && spec.kv_heads % heads == 0,
+                      "terms: expected a number for each query head of a sequence, some of ",
+                      spec.query_heads(), ", got ", given.size());
+      spec.kv_heads = heads;
+    }
   }
-  kvmeld::expects(rope[4] >= 1 && rope[4] < 1e9,
-                  "rope: expected an original context of 1 to 1e9, got ", rope[4]);
-  return plain.llama3({rope[1], rope[2], rope[3], static_cast<index_t>(rope[4])});
+  kvmeld::expects(numbers.empty(), "terms: expected no more numbers, got ", numbers.size());
 }
 
 const kvmeld::any_policy& policy_of(std::string_view text) {

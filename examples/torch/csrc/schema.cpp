@@ -56,24 +56,25 @@ std::vector<double> initial_columns(const text& policy) {
 
 void declare(torch::Library& m) {
   // `cache`: keys, values, log_mass, position, length, seen, columns, memory, measured.
+  // `terms`: what a model's attention has beside group and scale (`read_terms`), on the CPU.
   m.def(
       "compress(str policy, Tensor(a!)[] cache, Tensor? queries, int[] budget, *, int[] "
-      "trigger=[], Tensor? positions=None, int group=1, float scale=0., float[] rope=[]) -> ()");
+      "trigger=[], Tensor? positions=None, int group=1, float scale=0., Tensor? terms=None) -> ()");
   m.def("divide(str policy, Tensor scores, int slots) -> int[]");
   m.def(
       "observe(str policy, Tensor(a!)[] cache, Tensor queries, *, int before=0, int group=1, "
-      "float scale=0., float[] rope=[]) -> (Tensor, Tensor)");
+      "float scale=0., Tensor? terms=None) -> (Tensor, Tensor)");
   m.def(
       "observe_step(str policy, Tensor(a!)[] cache, Tensor probabilities, Tensor? "
-      "log_sum_exp=None, "
-      "Tensor? query=None, *, int group=1, float scale=0., float[] rope=[]) -> ()");
+      "log_sum_exp=None, Tensor? query=None, *, int group=1, float scale=0., Tensor? terms=None) "
+      "-> ()");
   m.def(
       "step(str policy, Tensor(a!)[] cache, Tensor q, Tensor k, Tensor v, int[] budget, *, "
-      "int[] trigger=[], int[]? heads=None, int group=1, float scale=0., float[] rope=[]) -> "
+      "int[] trigger=[], int[]? heads=None, int group=1, float scale=0., Tensor? terms=None) -> "
       "Tensor");
   m.def(
       "attend(str policy, Tensor[] cache, Tensor q, *, bool probabilities=False, int group=1, "
-      "float scale=0., float[] rope=[]) -> (Tensor, Tensor, Tensor)");
+      "float scale=0., Tensor? terms=None) -> (Tensor, Tensor, Tensor)");
   m.def("describe(str policy, int dim, int group, int capacity) -> int[]", describe);
   m.def("initial_columns(str policy) -> float[]", initial_columns);
   m.def("budget_within(str policy, int slots) -> int[]", budget_within);

@@ -110,13 +110,17 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
                .group = index_of("group", model.group, 1),
                .dim = index_of("dim", keys.size(2), 1),
                .capacity = index_of("capacity", capacity, 1)};
-  out.spec = std::make_shared<const kvmeld::attention_spec>(
-      kvmeld::attention_spec{.kv_heads = out.shape.heads,
-                             .group = out.shape.group,
-                             .key_dim = out.shape.dim,
-                             .scale = static_cast<float>(model.scale),
-                             .rope = rope_of(model.rope)}
-          .checked());
+  kvmeld::attention_spec spec{.kv_heads = out.shape.heads,
+                              .group = out.shape.group,
+                              .key_dim = out.shape.dim,
+                              .scale = static_cast<float>(model.scale)};
+  if (model.terms && model.terms->defined()) {
+    const at::Tensor& terms = *model.terms;
+    read_terms({data_of<double>(at::kCPU, "terms", terms, at::kDouble, {terms.numel()}),
+                static_cast<std::size_t>(terms.numel())},
+               spec);
+  }
+  out.spec = std::make_shared<const kvmeld::attention_spec>(spec.checked());
   out.keys = layout_of("keys", keys), out.values = layout_of("values", values);
   out.log_mass =
       data_of<float>(device, "log_mass", at(part::log_mass), at::kFloat, {heads, capacity});

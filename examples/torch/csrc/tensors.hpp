@@ -18,8 +18,8 @@ inline constexpr std::size_t parts = 9;
 /// What is not in the tensors: the model's.
 struct model_shape {
   std::int64_t group = 1;
-  double scale = 0;                   ///< 0: 1/sqrt(dim)
-  std::span<const double> rope = {};  ///< as `rope_of` takes it
+  double scale = 0;                      ///< 0: 1/sqrt(dim)
+  std::optional<at::Tensor> terms = {};  ///< as `read_terms` takes them, doubles on the CPU
 };
 
 /// Refused: another number of tensors, dtype, device, rank, size or strides than `Heads` has.

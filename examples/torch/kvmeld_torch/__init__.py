@@ -5,5 +5,6 @@ from ._library import ops
 from .cache import Cache
 from .heads import Heads, Policy
 from .second_reading import replay
+from .spec import Spec
 
-__all__ = ["Cache", "Heads", "Policy", "ops", "replay"]
+__all__ = ["Cache", "Heads", "Policy", "Spec", "ops", "replay"]

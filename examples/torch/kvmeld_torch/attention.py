@@ -1,17 +1,29 @@
 # SPDX-License-Identifier: MIT
-"""attn_implementation="kvmeld": prompts by SDPA, decode steps by kvmeld's operator."""
+"""attn_implementation="kvmeld": prompts by the model's own attention, decode steps by kvmeld's operator."""
+
+import sys
+from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from .heads import Heads
+from . import rotation
+from .heads import Heads, Policy
+from .spec import Spec
 
-_BLOCK = 256  # queries of a later prompt at a time: their logits are all in memory
+_BLOCK = 256  # queries of a prompt at a time, where their logits are all in memory
 
 _OWNER = "_kvmeld_layer"  # of a key tensor: the cache layer that it came through
+_by_sdpa: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+def has_interface(model: nn.Module) -> bool:
+    """Does the model's code call what attn_implementation names? (Some compute attention in the layer itself.)"""
+    return hasattr(sys.modules[type(model).__module__], "eager_attention_forward")
 
 
 def attach(keys: Tensor, layer) -> Tensor:
@@ -30,21 +42,100 @@ def attention(
     scaling: float | None = None,
     **options,
 ) -> tuple[Tensor, None]:
-    """SDPA, and for a kvmeld_torch.Cache what its layer does with the new tokens.
+    """The model's own attention, and for a kvmeld_torch.Cache what its layer does with the new tokens.
 
     query [batch, heads, tokens, dim], key and value [batch, KV heads, tokens, dim] of the new tokens.
     """
+    out = rotation.noted(module, query, key, value)
+    if out is not None:
+        return out, None
     layer = getattr(key, _OWNER, None)
+    own = Own(module, scaling, options)
     if layer is None:  # no cache, or another one: attention as it is
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **options)
-    for name in ("sliding_window", "softcap", "s_aux"):
-        if options.get(name) is not None:
-            raise RuntimeError(f"kvmeld: expected full attention, got {name} ({type(module).__name__})")
+        return own(query, key, value, attention_mask, dropout), None
     if dropout:
         raise RuntimeError(f"kvmeld: expected no dropout, got {dropout}: call model.eval()")
     if not getattr(module, "is_causal", True):
         raise RuntimeError("kvmeld: expected causal attention")
-    return layer.attend(module, query, key, value, attention_mask, scaling), None
+    if options.get("sliding_window") is not None:
+        raise RuntimeError(
+            f"kvmeld: {type(module).__name__}: expected a configuration that says which layers have a window, got a "
+            f"layer of full attention with sliding_window={options['sliding_window']}"
+        )
+    return layer.attend(own, query, key, value, attention_mask), None
+
+
+class Own:
+    """A layer's own attention: SDPA where it gives what the model's eager function does, else that function."""
+
+    def __init__(self, module: nn.Module, scaling: float | None, options: dict):
+        self.module, self.scaling, self.options = module, scaling, options
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0
+    ) -> Tensor:
+        """[batch, tokens, heads, value dim] of the last `tokens` of the keys, causally where no mask is given."""
+        if self.by_sdpa(query, key, value):
+            return sdpa_attention_forward(self.module, query, key, value, mask, dropout, self.scaling)[0]
+        return self.eager(query, key, value, mask, dropout)
+
+    def eager(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0
+    ) -> Tensor:
+        function = sys.modules[type(self.module).__module__].eager_attention_forward
+        scale = self.scaling if self.scaling is not None else query.shape[3] ** -0.5
+        tokens, keys = query.shape[2], key.shape[2]
+        at = torch.arange(tokens, device=query.device)
+        out = []
+        for rows in at.split(_BLOCK):
+            part = mask[:, :, rows] if mask is not None else _causal(rows + keys - tokens, keys)
+            if part.dtype == torch.bool:
+                part = torch.zeros_like(part, dtype=query.dtype).masked_fill_(~part, torch.finfo(query.dtype).min)
+            options = self.options | {"dropout": dropout}
+            out.append(function(self.module, query[:, :, rows], key, value, part, scaling=scale, **options)[0])
+        return torch.cat(out, 1)
+
+    def by_sdpa(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+        """Does SDPA compute this layer's attention? Measured once, on random rows."""
+        found = _by_sdpa.get(self.module)
+        if found is None:
+            off = [
+                (sdpa_attention_forward(self.module, *x, None, 0.0, self.scaling)[0] - self.eager(*x)).abs().max()
+                for x in _random_rows(query, key, value, self.scaling)
+            ]
+            found = _by_sdpa[self.module] = bool(max(off) < _ROUNDING)
+        return found
+
+    def expect(self, spec: Spec, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Refuses a layer whose attention is not what the operators compute by `spec`: random rows are tried."""
+        for q, k, v in _random_rows(query, key, value, self.scaling):
+            heads = Heads.over(Policy("full_cache"), spec, k[0], v[0], tokens=k.shape[2])
+            mine = heads.attend(q[0, :, -1].unflatten(0, (k.shape[1], -1)).contiguous())[0].flatten()
+            own = self.eager(q, k, v)[0, -1].flatten()
+            worst = int((mine - own).abs().argmax())
+            if (mine - own)[worst].abs() > _ROUNDING:
+                raise RuntimeError(
+                    f"kvmeld: {type(self.module).__name__}: expected the outputs of its own attention, such as "
+                    f"{own[worst]:.5g}, got {mine[worst]:.5g}"
+                )
+
+
+_ROUNDING = 1e-3  # of outputs of random rows of size 1, in float32 or a kernel's precision
+
+
+def _random_rows(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Iterator[list[Tensor]]:
+    """Of some tokens, in float32: with logits as large as those that models cap, and with ones that a sink outweighs."""
+    scale = scaling if scaling is not None else query.shape[3] ** -0.5
+    draw = torch.Generator().manual_seed(37)
+    for size in (8.0, 0.5):
+        rows = [torch.randn(1, x.shape[1], 12, x.shape[3], generator=draw).to(x.device) for x in (query, key, value)]
+        rows[0] *= size / (scale * query.shape[3] ** 0.5)
+        yield rows
+
+
+def _causal(rows: Tensor, keys: int) -> Tensor:
+    """A mask of the queries at `rows` over `keys` [1, 1, rows, keys]."""
+    return (torch.arange(keys, device=rows.device) <= rows[:, None])[None, None]
 
 
 def expect_causal(mask: Tensor, real: Tensor) -> None:
@@ -64,33 +155,33 @@ def expect_causal(mask: Tensor, real: Tensor) -> None:
         raise RuntimeError("kvmeld: expected a mask of causal attention and padding, got another (a window, or chunks)")
 
 
-def later_prompt(heads: Heads, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def later_prompt(own: Own, heads: Heads, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attention of tokens over the slots of `heads` and causally over themselves.
 
     query [KV heads, group, tokens, dim], key and value [KV heads, tokens, dim]; the result is as query.
     """
     count, group, tokens, _ = query.shape
     slots = int(heads.length.max())
-    keys = torch.cat([heads.keys[:, :slots], key], 1)[:, None]
-    values = torch.cat([heads.values[:, :slots], value], 1)[:, None]
+    keys = torch.cat([heads.keys[:, :slots], key], 1)
+    values = torch.cat([heads.values[:, :slots], value], 1)
     held = torch.arange(slots, device=key.device) < heads.length[:, None]
-    mass = heads.log_mass[:, :slots].masked_fill(~held, float("-inf"))
-    ahead = torch.arange(tokens, device=key.device)
-    out = torch.empty_like(query)
-    for first in range(0, tokens, _BLOCK):
-        part = slice(first, min(first + _BLOCK, tokens))
-        causal = torch.zeros(ahead[part].numel(), tokens, device=key.device)
-        causal.masked_fill_(ahead > ahead[part, None], float("-inf"))
-        bias = torch.cat(
-            [mass[:, None].expand(-1, causal.shape[0], -1), causal.expand(count, -1, -1)], 2
-        )[:, None].to(query.dtype)
-        out[:, :, part] = nn.functional.scaled_dot_product_attention(
-            query[:, :, part],
-            keys.expand(-1, group, -1, -1),
-            values.expand(-1, group, -1, -1),
-            attn_mask=bias,
-            scale=scale,
-        )
+    lowest = torch.finfo(query.dtype).min
+    mass = heads.log_mass[:, :slots].masked_fill(~held, lowest).to(query.dtype)
+    out = torch.empty(*query.shape[:3], values.shape[-1], dtype=query.dtype, device=query.device)
+    by_sdpa = own.by_sdpa(query.flatten(0, 1)[None], key[None], value[None])
+    for rows in torch.arange(tokens, device=key.device).split(_BLOCK):
+        causal = torch.zeros(len(rows), tokens, dtype=query.dtype, device=key.device)
+        causal.masked_fill_(~_causal(rows, tokens)[0, 0], lowest)
+        bias = [mass[:, None].expand(-1, len(rows), -1), causal.expand(count, -1, -1)]
+        bias = torch.cat(bias, 2)[:, None].expand(-1, group, -1, -1)
+        if by_sdpa:
+            k, v = (x[:, None].expand(-1, group, -1, -1) for x in (keys, values))
+            out[:, :, rows] = nn.functional.scaled_dot_product_attention(
+                query[:, :, rows], k, v, attn_mask=bias, scale=own.scaling
+            )
+        else:
+            whole = own.eager(query[:, :, rows].flatten(0, 1)[None], keys[None], values[None], bias.flatten(0, 1)[None])
+            out[:, :, rows] = whole[0].transpose(0, 1).unflatten(0, (count, group))
     return out
 
 

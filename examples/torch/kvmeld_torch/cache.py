@@ -1,252 +1,37 @@
 # SPDX-License-Identifier: MIT
-"""A transformers cache whose heads are compressed by a policy."""
+"""A transformers cache whose layers with full attention are compressed by a policy."""
 
-import math
-from dataclasses import replace
-from functools import partial
+import inspect
+import sys
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from . import ranks
+from . import rotation
 from ._library import ops
-from .attention import attach, expect_causal, later_prompt
-from .heads import Heads, Policy
-from .rope import rope_of
-from .tokens import Prompt, Tokens
+from .attention import has_interface
+from .layer import Layer
 
-_OWN_MASS = "ems"  # whose slots share entries: SDPA cannot attend over them, and its table does not grow
 _REPLAYED = "kvzip"  # whose queries are those of a second reading
 _SHARED = ("fold", _REPLAYED)  # best where one threshold divides the slots over the model
 _MANY = 1_000_000  # slots: enough for any policy
-_GROWTH = 256  # slots more where a head is full and nothing is evicted
 
 
-class Layer(CacheLayerMixin):
-    """One layer's KV heads of all sequences: heads `[batch * KV heads]`, each of its own length."""
-
-    is_sliding = False
-
-    def __init__(self, cache: "Cache"):
-        super().__init__()
-        self.cache = cache
-        self.tokens = 0  # with padding, as the model counts
-        self.heads: Heads | None = None
-        self.policies: list[Policy] = []  # of each sequence in decode
-        self.target: list[int] = []  # slots a head in decode
-        self.trigger: list[int] = []
-        self._waiting = False  # for the attention of the tokens that came last
-        self.pending: list[Prompt] = []  # sequences that wait for the other layers, or to be read a second time
-        self.reading_again = False
-
-    # ------------------------------------------------------------------ what transformers calls
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, cache_kwargs: dict[str, Any] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        if self._waiting:
-            raise RuntimeError('kvmeld_torch.Cache: expected attn_implementation="kvmeld", got another one')
-        if key_states.requires_grad:
-            raise RuntimeError("kvmeld_torch.Cache: expected inference (torch.no_grad), got a gradient")
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        self._waiting = True
-        return attach(key_states, self), value_states
-
-    def get_mask_sizes(self, cache_position: Tensor) -> tuple[int, int]:
-        return cache_position.shape[0], self.tokens  # of the new tokens alone
-
-    def get_seq_length(self) -> int:
-        return self.tokens
-
-    def get_max_cache_shape(self) -> int:
-        return -1
-
-    def reset(self) -> None:
-        self.tokens, self.heads, self._waiting, self.pending = 0, None, False, []
-
-    def crop(self, max_length: int) -> None:
-        tokens = self.tokens + max_length if max_length < 0 else max_length
-        if tokens < self.tokens:
-            raise RuntimeError(
-                f"kvmeld_torch.Cache: expected at least {self.tokens} tokens, got crop({tokens}): no assisted or "
-                "contrastive decoding, as a compressed row stands for several tokens"
-            )
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.heads is not None:
-            self.batch_select_indices(torch.arange(self.batch, device=self.device).repeat_interleave(repeats))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        if self.heads is None:
-            return
-        each = self.heads.heads // self.batch
-        index = (indices.to(self.device)[:, None] * each + torch.arange(each, device=self.device)).flatten()
-        self.heads, self.batch = self.heads.chosen(index), len(indices)
-        self.policies = [self.policies[i] for i in indices.tolist()]
-        self.heads.policy = self.policies[0]
-        chosen = index.tolist()
-        self.target = [self.target[i] for i in chosen]
-        self.trigger = [self.trigger[i] for i in chosen]
-
-    # ------------------------------------------------------------------ what the attention calls
-
-    def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
-    ) -> Tensor:
-        """Attention of the new tokens `[batch, tokens, heads, dim]`, which are taken in."""
-        self._waiting = False
-        batch, kv_heads, tokens, dim = key.shape
-        scale = scaling if scaling is not None else dim**-0.5
-        # Which are no padding; the last token sees all that are there.
-        real = None if mask is None else mask[:, 0, -1, -tokens:].expand(batch, tokens)
-        if mask is not None:
-            expect_causal(mask[:, 0, :, -tokens:], real)
-        new = Tokens(query, key, value, real)
-        if self.pending:
-            return self._read_again(new, scale)
-        if self.heads is None:
-            self.rope = rope_of(module, self.cache.policy)
-            self.batch = batch
-            self.sharded = kv_heads < (getattr(module.config, "num_key_value_heads", None) or kv_heads)
-            out = sdpa_attention_forward(module, query, key, value, mask, 0.0, scale)[0]
-            self._first_prompt(new, scale)
-        elif tokens == 1:
-            out = self._step(new)
-        elif self.policies[0].name == _OWN_MASS:
-            out = torch.cat([self._step(one) for one in new.one_by_one()], 1)
-        else:
-            out = self._later_prompt(new, scale)
-        self.tokens += tokens
-        if self.pending and not self.cache.replay and module.layer_idx + 1 == module.config.num_hidden_layers:
-            end_prompt(self.cache.layers)
-        return out
-
-    def _budget(self, seen: int) -> tuple[Policy, int]:
-        """The policy of a sequence that has seen so many tokens, and the slots of its heads. Refused: too few."""
-        slots = self.cache.budget if self.cache.budget > 1 else math.ceil(self.cache.budget * seen)
-        return Policy(self.cache.text_for(int(slots)), self.rope), int(slots)
-
-    def _first_prompt(self, new: Tokens, scale: float) -> None:
-        """Takes each sequence where the model has its keys and values."""
-        prompts = []
-        for _, q, k, v in new.sequences():
-            policy, slots = self._budget(k.shape[1])
-            heads = Heads.over(policy, k, v, group=q.shape[1], scale=scale, tokens=k.shape[1])
-            if slots > heads.capacity:
-                heads = heads.moved(slots + 1, policy)
-            prompts.append(Prompt(heads, slots, q))
-        self._take(prompts, self.cache.replay and any(p.slots < int(p.heads.seen[0]) for p in prompts))
-
-    def _take(self, prompts: list[Prompt], is_read_again: bool = False) -> None:
-        """Compresses prompts, or measures them where another layer or a second reading is to come first."""
-        self.pending = prompts
-        for p in prompts:
-            if self.cache.replay:  # nothing but a first prompt is compressed, on the queries of its second reading
-                p.queries, p.has_come = None, is_read_again
-            elif p.has_come and self.cache.shared:
-                p.queries, p.positions = p.heads.observe(p.queries)
-        if not is_read_again and (self.cache.replay or not self.cache.shared):
-            end_prompt([self])
-
-    def _read_again(self, new: Tokens, scale: float) -> Tensor:
-        """Attention of a part of a second reading, on whose queries the prompts' slots are measured."""
-        if not self.reading_again:
-            first = "`with replay(model, encode):` around a prompt of kvzip" if self.cache.replay else "a whole prompt"
-            raise RuntimeError(f"kvmeld_torch.Cache: expected {first}")
-        out = torch.zeros_like(new.query)
-        for row, p, (at, q, k, v) in zip(out, self.pending, new.sequences()):
-            if k.shape[1] > 0:
-                row[:, at] = later_prompt(p.heads, q, k, v, scale).flatten(0, 1)
-                p.heads.observe_behind(q, k, v)
-        return out.transpose(1, 2).contiguous()
-
-    def _later_prompt(self, new: Tokens, scale: float) -> Tensor:
-        """A further turn: its attention over slots and itself, then a compression of all."""
-        kv_heads, prompts, out = new.key.shape[1], [], torch.zeros_like(new.query)
-        for b, (at, q, k, v) in enumerate(new.sequences()):
-            heads = self.heads.rows(b * kv_heads, kv_heads)
-            out[b][:, at] = later_prompt(heads, q, k, v, scale).flatten(0, 1)
-            policy, slots = self._budget(int(heads.seen[0]) + k.shape[1])
-            other = policy if self.policies[b].name != policy.name else None  # what decoded in its place
-            heads = heads.moved(max(int(heads.length.max()) + k.shape[1], slots + 1), other)
-            heads.policy = policy
-            heads.append(k, v)
-            held = [n - 1 for n in self.trigger[b * kv_heads : (b + 1) * kv_heads]]
-            is_new = k.shape[1] > 0
-            prompts.append(Prompt(heads, slots, q, has_come=is_new, divided=[] if is_new else held))
-        self._take(prompts)
-        return out.transpose(1, 2).contiguous()
-
-    def settle(self) -> None:
-        """All sequences in one set of tensors, with budgets for decoding."""
-        about = self.pending[0].heads.policy.describe()
-        decodes = about["supports_decode"] and about["evicts"]
-        policy = None if about["supports_decode"] else Policy("full_cache")  # another one than the prompt's
-        self.policies = [policy or p.heads.policy for p in self.pending]
-        limits = [ops.budget_within(p.heads.policy.text, n) for p in self.pending for n in p.divided]
-        held = max(int(p.heads.length.max()) for p in self.pending)
-        capacity = max(max(max(p.divided) for p in self.pending) + 1, held) if decodes else held + _GROWTH
-        self.heads = Heads.joined([p.heads.moved(capacity, policy) for p in self.pending])
-        self.pending = []
-        self.target = [b[0] for b in limits] if decodes else [capacity] * len(limits)
-        self.trigger = [b[1] for b in limits] if decodes else []
-
-    def _step(self, new: Tokens) -> Tensor:
-        batch, kv_heads, _, dim = new.key.shape
-        if not self.trigger and int(self.heads.length.max()) == self.heads.capacity:
-            self.heads = self.heads.moved(self.heads.capacity * 5 // 4 + _GROWTH)
-        active = [True] * batch if new.real is None else new.real[:, 0].bool().tolist()
-        q = new.query.reshape(batch * kv_heads, -1, dim)
-        k, v = new.key.reshape(-1, dim), new.value.reshape(-1, dim)
-        if all(active) and len(set(self.policies)) == 1:
-            out = self.heads.step(q, k, v, self.target, self.trigger)
-        else:  # sequences of other lengths share other numbers of slots
-            out = torch.zeros_like(q, dtype=torch.float32)
-            for policy in set(self.policies):
-                taken = [b for b in range(batch) if active[b] and self.policies[b] == policy]
-                chosen = [b * kv_heads + h for b in taken for h in range(kv_heads)]
-                if chosen:
-                    rows = [x[chosen] for x in (q, k, v)]
-                    own = replace(self.heads, policy=policy)
-                    out[chosen] = own.step(*rows, self.target, self.trigger, heads=chosen).float()
-        return out.to(new.query.dtype).view(batch, 1, -1, dim)
-
-
-def _divided(layers: list[Layer], prompts: list[Prompt]) -> list[list[int]]:
-    """Slots of every head of each layer. On all ranks the same is known when they decide to speak to one another."""
-    heads, slots = [p.heads for p in prompts], prompts[0].slots
-    seen, each, first = int(heads[0].seen[0]), heads[0].heads, 0
-    if not prompts[0].has_come or not layers[0].cache.shared or slots >= seen:
-        return [[slots] * each for _ in prompts]
-    scores = torch.stack([h.scores(seen).to(heads[0].keys.device) for h in heads])
-    if layers[0].sharded:
-        scores, first = ranks.all_heads(scores, layers[0].cache.group)
-    chosen = torch.tensor(ops.divide(heads[0].policy.text, scores.flatten(0, 1).cpu(), slots))
-    return chosen.view(len(layers), -1)[:, first : first + each].tolist()
-
-
-def end_prompt(layers: list[Layer]) -> None:
-    """Compresses the prompts of all sequences, each to a budget that these layers share, for decoding."""
-    for prompts in zip(*(layer.pending for layer in layers)):
-        for p, slots in zip(prompts, _divided(layers, list(prompts))):
-            p.divided = p.divided or slots
-            if p.has_come:
-                p.heads.compress(p.queries, [min(n, p.heads.capacity) for n in slots], p.positions)
-    for layer in layers:
-        layer.settle()
+def _own_state(model: PreTrainedModel, batch: int) -> Any:
+    """What a model keeps of its layers without attention, where its code has a cache of its own; else nothing."""
+    code = sys.modules[type(model).__module__]
+    made = [c for c in vars(code).values() if inspect.isclass(c) and c.__module__ == code.__name__]
+    for kind in made:
+        if hasattr(kind, "get_mask_sizes"):
+            known = {"dtype": model.dtype, "device": model.device, "batch_size": batch, "max_batch_size": batch}
+            takes = inspect.signature(kind).parameters
+            return kind(model.config, **{name: x for name, x in known.items() if name in takes})
+    return None
 
 
 class Cache(TransformersCache):
@@ -276,7 +61,95 @@ class Cache(TransformersCache):
         self.policy, self.budget, self.group = policy, budget, group
         self.shared, self.replay = divide == "scores", replay and name == _REPLAYED
         self.text_for(int(budget) if budget > 1 else _MANY)
-        super().__init__(layer_class_to_replicate=partial(Layer, self))
+        super().__init__(layers=[])
+        self.state: Any = None  # of layers without attention
+
+    # ------------------------------------------------------------------ what transformers calls
+
+    def _begin(self, tokens: int) -> None:
+        """Takes the model that calls: layers with full attention are compressed, all others are transformers' own.
+
+        tokens: of the first prompt. Refused: models whose rotations cannot be told.
+        """
+        if self.layers:
+            return
+        model, batch = rotation.calling_model()
+        rotations = rotation.measured(model, tokens) if has_interface(model) else {}
+        layers = DynamicCache(config=model.config).layers
+        for i, rotates in rotations.items():
+            if not layers[i].is_sliding:
+                layers[i] = Layer(self, rotates)
+        if not rotations:
+            raise RuntimeError(
+                'kvmeld_torch.Cache: expected attn_implementation="kvmeld" and attention by the interface of '
+                f"transformers, got {type(model).__name__} with another one"
+            )
+        state = _own_state(model, batch)
+        if self.replay and state is not None:
+            raise RuntimeError(
+                f"kvmeld_torch.Cache: {self.policy}: expected layers that can read a prompt a second time, got those of "
+                f"{type(state).__name__} (replay=False scores by the prompt's own queries)"
+            )
+        self.state, self.layers = state, layers
+
+    @property
+    def compressed(self) -> list[Layer]:
+        """The layers with full attention."""
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
+
+    def __getattr__(self, name: str) -> Any:
+        state = self.__dict__.get("state")
+        if state is None:
+            raise AttributeError(f"kvmeld_torch.Cache: expected an attribute that it has, got {name}")
+        return getattr(state, name)
+
+    def _layer(self, index: int) -> CacheLayerMixin:
+        """The layer, or where it has no attention one that has."""
+        layer = self.layers[index]
+        return layer if layer.is_sliding or isinstance(layer, Layer) else self.compressed[0]
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *more: Any) -> tuple[Tensor, Tensor]:
+        self._begin(key_states.shape[2])
+        return self.layers[layer_idx].update(key_states, value_states, *more)
+
+    def get_mask_sizes(self, cache_position: Tensor, layer_idx: int) -> tuple[int, int]:
+        self._begin(cache_position.shape[0])
+        return self._layer(layer_idx).get_mask_sizes(cache_position)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._layer(layer_idx).get_seq_length() if self.layers else 0
+
+    def crop(self, max_length: int) -> None:
+        for layer in [*self.compressed, *self.layers]:  # those that refuse it first
+            layer.crop(max_length)
+
+    def reset(self) -> None:
+        self.layers, self.state = [], None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)
+        self._choose(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        if self.state is not None:
+            self._choose(torch.arange(self.compressed[0].batch // repeats).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)
+        self._choose(indices)
+
+    def _choose(self, sequences: Tensor) -> None:
+        """Of the state of layers without attention, lists of tensors [batch, ...], those of these sequences."""
+        for name, x in vars(self.state).items() if self.state is not None else ():
+            if isinstance(x, list):
+                setattr(self.state, name, [self._chosen(t, sequences) for t in x])
+
+    @staticmethod
+    def _chosen(x: Any, sequences: Tensor) -> Any:
+        return x.index_select(0, sequences.to(x.device)) if isinstance(x, Tensor) and x.ndim > 1 else x
+
+    # ------------------------------------------------------------------ what it holds
 
     def text_for(self, slots: int) -> str:
         """The policy for heads of so many slots. Refused: too few."""
@@ -286,11 +159,11 @@ class Cache(TransformersCache):
 
     def slot_nbytes(self) -> int:
         """Of slots in use, all layers."""
-        return sum(layer.heads.slot_nbytes() for layer in self.layers if layer.heads is not None)
+        return sum(layer.heads.slot_nbytes() for layer in self.compressed if layer.heads is not None)
 
     def state_nbytes(self) -> int:
         """Of the policy's state, all layers."""
-        return sum(layer.heads.state_nbytes() for layer in self.layers if layer.heads is not None)
+        return sum(layer.heads.state_nbytes() for layer in self.compressed if layer.heads is not None)
 
     def nbytes(self) -> int:
         """Of both."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ._library import ops
+from .spec import Spec
 
 _LINE = 16  # floats: a policy's memory has rows of whole cache lines
 _PREDICTING = ("d2o", "ems", "keepkv")  # whose kernels predict what is evicted next, which saves them a launch ...
@@ -18,13 +19,12 @@ _PREDICTED = 8  # ... in the 32-bit numbers behind their memory
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy's text, as kvmeld::make_policy reads it, and the model's RoPE.
+    """A policy's text, as kvmeld::make_policy reads it.
 
     "fold/90" is fold as it is where a model's heads share 90 slots each on average.
     """
 
     text: str
-    rope: tuple[float, ...] = ()
 
     def describe(self, dim: int = 1, group: int = 1, capacity: int = 1) -> dict[str, int]:
         names = "columns memory supports_decode evicts score sinks latest".split()
@@ -47,8 +47,7 @@ class Heads:
     """
 
     policy: Policy
-    group: int  # query heads per KV head
-    scale: float  # logit = scale * q.k + log_mass; 0: 1/sqrt(dim)
+    spec: Spec
     keys: Tensor  # [heads, capacity, dim] float32, float16 or bfloat16
     values: Tensor  # [heads, capacity, dim]
     log_mass: Tensor  # [heads, capacity] float32
@@ -61,11 +60,11 @@ class Heads:
 
     @classmethod
     def over(
-        cls, policy: Policy, keys: Tensor, values: Tensor, *, group: int, scale: float = 0.0, tokens: int = 0
+        cls, policy: Policy, spec: Spec, keys: Tensor, values: Tensor, *, tokens: int = 0
     ) -> Self:
         """Over an engine's keys and values, of which the first `tokens` rows are a prompt's. No copies."""
         heads, capacity, dim = keys.shape
-        size = policy.describe(dim, group, capacity)
+        size = policy.describe(dim, spec.group, capacity)
         floats = size["memory"]
         if policy.name in _PREDICTING and keys.device.type != "cpu":
             floats += _PREDICTED
@@ -81,8 +80,7 @@ class Heads:
         columns += policy.initial(columns)
         return cls(
             policy,
-            group,
-            scale,
+            spec,
             keys,
             values,
             log_mass=new(heads, capacity),
@@ -98,28 +96,23 @@ class Heads:
     def empty(
         cls,
         policy: Policy,
+        spec: Spec,
         heads: int,
         capacity: int,
         dim: int,
         *,
-        group: int = 1,
-        scale: float = 0.0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Self:
         """Of no tokens, in memory of its own."""
         keys, values = torch.zeros(2, heads, capacity, dim, dtype=dtype, device=device)
-        return cls.over(policy, keys, values, group=group, scale=scale)
+        return cls.over(policy, spec, keys, values)
 
     # ------------------------------------------------------------------ what the operators take
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [getattr(self, f.name) for f in fields(self)[3:]]
-
-    @property
-    def _options(self) -> dict:
-        return {"group": self.group, "scale": self.scale, "rope": list(self.policy.rope)}
+        return [getattr(self, f.name) for f in fields(self)[2:]]
 
     @property
     def heads(self) -> int:
@@ -136,14 +129,14 @@ class Heads:
         that `observe` has kept; or none, where it kept none.
         """
         target = [budget] if isinstance(budget, int) else budget
-        ops.compress(self.policy.text, self.tensors, queries, target, positions=positions, **self._options)
+        ops.compress(self.policy.text, self.tensors, queries, target, positions=positions, **self.spec.options)
 
     def observe(self, queries: Tensor, before: int = 0) -> tuple[Tensor, Tensor]:
         """Measures a prompt on its own `queries` [heads, group, count, dim], and compresses nothing.
 
         Returns those that the policy plans on, moved to where it wants them, and their positions; maybe none.
         """
-        return ops.observe(self.policy.text, self.tensors, queries, before=before, **self._options)
+        return ops.observe(self.policy.text, self.tensors, queries, before=before, **self.spec.options)
 
     def scores(self, width: int) -> Tensor:
         """What `ops.divide` compares [heads, width]: +inf for what is kept whatever its score, -inf for no slot."""
@@ -178,22 +171,22 @@ class Heads:
     ) -> Tensor:
         """A decode step: q [heads, group, dim], k and v [heads, dim]; its attention, in float32."""
         return ops.step(
-            self.policy.text, self.tensors, q, k, v, target, trigger=trigger, heads=heads, **self._options
+            self.policy.text, self.tensors, q, k, v, target, trigger=trigger, heads=heads, **self.spec.options
         )
 
     def attend(self, q: Tensor, probabilities: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Attention of q [heads, group, dim] float32 with log-mass: output, log-sum-exp, probabilities."""
-        return ops.attend(self.policy.text, self.tensors, q, probabilities=probabilities, **self._options)
+        return ops.attend(self.policy.text, self.tensors, q, probabilities=probabilities, **self.spec.options)
 
     # ------------------------------------------------------------------ tensors
 
     def rows(self, first: int, count: int) -> Self:
         """`count` of the heads, in the same memory."""
-        return Heads(self.policy, self.group, self.scale, *(x[first : first + count] for x in self.tensors))
+        return Heads(self.policy, self.spec, *(x[first : first + count] for x in self.tensors))
 
     def chosen(self, index: Tensor) -> Self:
         """Copies of the heads of that index, in its order."""
-        return Heads(self.policy, self.group, self.scale, *(x.index_select(0, index) for x in self.tensors))
+        return Heads(self.policy, self.spec, *(x.index_select(0, index) for x in self.tensors))
 
     def moved(self, capacity: int, policy: Policy | None = None) -> Self:
         """A copy with places for `capacity` tokens; with another policy, one that has measured nothing."""
@@ -201,7 +194,7 @@ class Heads:
         if capacity < kept:
             raise ValueError(f"moved: expected a capacity of at least {kept} slots, got {capacity}")
         keys, values = self.keys.new_zeros(2, self.heads, capacity, self.keys.shape[2])
-        to = Heads.over(policy or self.policy, keys, values, group=self.group, scale=self.scale)
+        to = Heads.over(policy or self.policy, self.spec, keys, values)
         for name in ("keys", "values", "log_mass", "position"):
             getattr(to, name)[:, :kept] = getattr(self, name)[:, :kept]
         to.length, to.seen = self.length.clone(), self.seen.clone()
@@ -213,7 +206,7 @@ class Heads:
 
     def _expect_movable(self, to: "Heads") -> None:
         """Kernels read a policy's memory as it is laid out for the capacity; the CPU knows for which it was."""
-        floats = [x.policy.describe(x.keys.shape[2], x.group, x.capacity)["memory"] for x in (self, to)]
+        floats = [x.policy.describe(x.keys.shape[2], x.spec.group, x.capacity)["memory"] for x in (self, to)]
         if self.keys.device.type != "cpu" and floats[0] != floats[1]:
             raise RuntimeError(
                 f"kvmeld: {self.policy.name} on a GPU: expected its capacity of {self.capacity} slots, "
@@ -228,7 +221,7 @@ class Heads:
         floats = max(p.memory.shape[1] for p in parts)
         wide = [replace(p, memory=pad(p.memory, (0, floats - p.memory.shape[1]))) for p in parts]
         first = parts[0]
-        return Heads(first.policy, first.group, first.scale, *map(torch.cat, zip(*(p.tensors for p in wide))))
+        return Heads(first.policy, first.spec, *map(torch.cat, zip(*(p.tensors for p in wide))))
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Appends tokens [heads, tokens, dim] to every head, at its next positions."""

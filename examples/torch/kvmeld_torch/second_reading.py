@@ -6,13 +6,15 @@ What the queries of that look up stays.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from itertools import zip_longest
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .cache import Cache, end_prompt
+from .cache import Cache
+from .layer import Layer, end_prompt
 
 CHUNK = 2048  # tokens of a prompt that are read again at a time, as by the authors
 _BEFORE = 8  # tokens before a later chunk, by which its words name it
@@ -60,7 +62,7 @@ def replay(model: PreTrainedModel, encode: Callable[[str], list[int]], end: str 
 
     def again(_module, args, given, _output) -> None:
         cache = given.get("past_key_values")
-        if not isinstance(cache, Cache) or not cache.layers or not cache.layers[0].pending:
+        if not isinstance(cache, Cache) or not cache.compressed or not cache.compressed[0].pending:
             return
         tokens = given.get("input_ids", args[0] if args else None)
         mask = given.get("attention_mask")
@@ -69,14 +71,16 @@ def replay(model: PreTrainedModel, encode: Callable[[str], list[int]], end: str 
         mask = torch.ones_like(tokens) if mask is None else mask.long()
         at = given.get("position_ids")  # a model that is told none counts padding too
         begin = [tokens.shape[1]] * len(tokens) if at is None else (at[:, -1] + 1).expand(len(tokens)).tolist()
-        for layer in cache.layers:
+        for layer in cache.compressed:
             layer.reading_again = True
+        layers = [layer if isinstance(layer, Layer) else copy(layer) for layer in cache.layers]
         try:
             _read(model, cache, tokens, mask, begin, encode, end)
         finally:
-            for layer in cache.layers:
+            cache.layers = layers  # windows hold the prompt's tokens, as before
+            for layer in cache.compressed:
                 layer.reading_again = False
-        end_prompt(cache.layers)
+        end_prompt(cache.compressed)
 
     hook = model.register_forward_hook(again, with_kwargs=True)
     try:

@@ -20,11 +20,12 @@ from ._library import ops, path
 from .cache import Cache
 from .heads import Heads, Policy
 from .measures import held
+from .spec import Spec
 
 
 def through_operator(policy: str, heads: int, group: int, dim: int, slots: int, steps: int) -> list[float]:
     """Microseconds of every step."""
-    cache = Heads.empty(Policy(policy), heads, slots + 1, dim, group=group)
+    cache = Heads.empty(Policy(policy), Spec(group), heads, slots + 1, dim)
     tensors, taken = cache.tensors, []
     q = torch.randn(heads, group, dim)
     target, trigger = ops.budget_within(policy, slots)

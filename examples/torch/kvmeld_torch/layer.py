@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: MIT
+"""One layer of a kvmeld_torch.Cache: its prompts, its decode steps."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from . import ranks, rotation
+from ._library import ops
+from .attention import Own, attach, expect_causal, later_prompt
+from .heads import Heads, Policy
+from .spec import Spec
+from .tokens import Prompt, Tokens
+
+_OWN_MASS = "ems"  # whose slots share entries: SDPA cannot attend over them, and its table does not grow
+_GROWTH = 256  # slots more where a head is full and nothing is evicted
+
+
+class Layer(CacheLayerMixin):
+    """One layer's KV heads of all sequences: heads `[batch * KV heads]`, each of its own length."""
+
+    is_sliding = False
+
+    def __init__(self, cache: "Cache", rotates: rotation.Rotation):
+        super().__init__()
+        self.cache, self.rotates = cache, rotates
+        self.tokens = 0  # with padding, as the model counts
+        self.heads: Heads | None = None
+        self.policies: list[Policy] = []  # of each sequence in decode
+        self.target: list[int] = []  # slots a head in decode
+        self.trigger: list[int] = []
+        self._waiting = False  # for the attention of the tokens that came last
+        self.pending: list[Prompt] = []  # sequences that wait for the other layers, or to be read a second time
+        self.reading_again = False
+
+    # ------------------------------------------------------------------ what transformers calls
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, cache_kwargs: dict[str, Any] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if self._waiting:
+            raise RuntimeError('kvmeld_torch.Cache: expected attn_implementation="kvmeld", got another one')
+        if key_states.requires_grad:
+            raise RuntimeError("kvmeld_torch.Cache: expected inference (torch.no_grad), got a gradient")
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self._waiting = True
+        return attach(key_states, self), value_states
+
+    def get_mask_sizes(self, cache_position: Tensor) -> tuple[int, int]:
+        return cache_position.shape[0], self.tokens  # of the new tokens alone
+
+    def get_seq_length(self) -> int:
+        return self.tokens
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        self.tokens, self.heads, self._waiting, self.pending = 0, None, False, []
+
+    def crop(self, max_length: int) -> None:
+        tokens = self.tokens + max_length if max_length < 0 else max_length
+        if tokens < self.tokens:
+            raise RuntimeError(
+                f"kvmeld_torch.Cache: expected at least {self.tokens} tokens, got crop({tokens}): no assisted or "
+                "contrastive decoding, as a compressed row stands for several tokens"
+            )
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.heads is not None:
+            self.batch_select_indices(torch.arange(self.batch, device=self.device).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.heads is None:
+            return
+        each = self.heads.heads // self.batch
+        index = (indices.to(self.device)[:, None] * each + torch.arange(each, device=self.device)).flatten()
+        self.heads, self.batch = self.heads.chosen(index), len(indices)
+        self.policies = [self.policies[i] for i in indices.tolist()]
+        self.heads.policy = self.policies[0]
+        chosen = index.tolist()
+        self.target = [self.target[i] for i in chosen]
+        self.trigger = [self.trigger[i] for i in chosen]
+
+    # ------------------------------------------------------------------ what the attention calls
+
+    def attend(self, own: Own, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of the new tokens `[batch, tokens, heads, dim]`, which are taken in."""
+        self._waiting = False
+        query, key = self.rotates.to_front(query), self.rotates.to_front(key)
+        batch, kv_heads, tokens, _ = key.shape
+        # Which are no padding; the last token sees all that are there.
+        real = None if mask is None else mask[:, 0, -1, -tokens:].expand(batch, tokens)
+        if mask is not None:
+            expect_causal(mask[:, 0, :, -tokens:], real)
+        new = Tokens(query, key, value, real)
+        if self.pending:
+            return self._read_again(own, new)
+        if self.heads is None:
+            self.spec = self._spec(own, query.shape[1] // kv_heads)
+            own.expect(self.spec, query, key, value)
+            self.batch = batch
+            self.sharded = kv_heads < (getattr(own.module.config, "num_key_value_heads", None) or kv_heads)
+            out = own(query, key, value, mask)
+            self._first_prompt(new)
+        elif tokens == 1:
+            out = self._step(new)
+        elif self.policies[0].name == _OWN_MASS:
+            out = torch.cat([self._step(one) for one in new.one_by_one()], 1)
+        else:
+            out = self._later_prompt(own, new)
+        self.tokens += tokens
+        if self.pending and not self.cache.replay and self is self.cache.compressed[-1]:
+            end_prompt(self.cache.compressed)
+        return out
+
+    def _spec(self, own: Own, group: int) -> Spec:
+        cap, sinks = own.options.get("softcap"), own.options.get("s_aux")
+        return Spec(
+            group,
+            own.scaling or 0.0,
+            self.rotates.frequencies,
+            self.rotates.interleaved,
+            soft_cap=cap or 0.0,
+            sinks=() if sinks is None else tuple(sinks.flatten().tolist()),
+        )
+
+    def _budget(self, seen: int) -> tuple[Policy, int]:
+        """The policy of a sequence that has seen so many tokens, and the slots of its heads. Refused: too few."""
+        slots = self.cache.budget if self.cache.budget > 1 else math.ceil(self.cache.budget * seen)
+        return Policy(self.cache.text_for(int(slots))), int(slots)
+
+    def _first_prompt(self, new: Tokens) -> None:
+        """Takes each sequence where the model has its keys and values."""
+        prompts = []
+        for _, q, k, v in new.sequences():
+            policy, slots = self._budget(k.shape[1])
+            heads = Heads.over(policy, self.spec, k, v, tokens=k.shape[1])
+            if slots > heads.capacity:
+                heads = heads.moved(slots + 1, policy)
+            prompts.append(Prompt(heads, slots, q))
+        self._take(prompts, self.cache.replay and any(p.slots < int(p.heads.seen[0]) for p in prompts))
+
+    def _take(self, prompts: list[Prompt], is_read_again: bool = False) -> None:
+        """Compresses prompts, or measures them where another layer or a second reading is to come first."""
+        self.pending = prompts
+        for p in prompts:
+            if self.cache.replay:  # nothing but a first prompt is compressed, on the queries of its second reading
+                p.queries, p.has_come = None, is_read_again
+            elif p.has_come and self.cache.shared:
+                p.queries, p.positions = p.heads.observe(p.queries)
+        if not is_read_again and (self.cache.replay or not self.cache.shared):
+            end_prompt([self])
+
+    def _read_again(self, own: Own, new: Tokens) -> Tensor:
+        """Attention of a part of a second reading, on whose queries the prompts' slots are measured."""
+        if not self.reading_again:
+            first = "`with replay(model, encode):` around a prompt of kvzip" if self.cache.replay else "a whole prompt"
+            raise RuntimeError(f"kvmeld_torch.Cache: expected {first}")
+        out = torch.zeros_like(new.query)
+        for row, p, (at, q, k, v) in zip(out, self.pending, new.sequences()):
+            if k.shape[1] > 0:
+                row[:, at] = later_prompt(own, p.heads, q, k, v).flatten(0, 1)
+                p.heads.observe_behind(q, k, v)
+        return out.transpose(1, 2).contiguous()
+
+    def _later_prompt(self, own: Own, new: Tokens) -> Tensor:
+        """A further turn: its attention over slots and itself, then a compression of all."""
+        kv_heads, prompts, out = new.key.shape[1], [], torch.zeros_like(new.query)
+        for b, (at, q, k, v) in enumerate(new.sequences()):
+            heads = self.heads.rows(b * kv_heads, kv_heads)
+            out[b][:, at] = later_prompt(own, heads, q, k, v).flatten(0, 1)
+            policy, slots = self._budget(int(heads.seen[0]) + k.shape[1])
+            other = policy if self.policies[b].name != policy.name else None  # what decoded in its place
+            heads = heads.moved(max(int(heads.length.max()) + k.shape[1], slots + 1), other)
+            heads.policy = policy
+            heads.append(k, v)
+            held = [n - 1 for n in self.trigger[b * kv_heads : (b + 1) * kv_heads]]
+            is_new = k.shape[1] > 0
+            prompts.append(Prompt(heads, slots, q, has_come=is_new, divided=[] if is_new else held))
+        self._take(prompts)
+        return out.transpose(1, 2).contiguous()
+
+    def settle(self) -> None:
+        """All sequences in one set of tensors, with budgets for decoding."""
+        about = self.pending[0].heads.policy.describe()
+        decodes = about["supports_decode"] and about["evicts"]
+        policy = None if about["supports_decode"] else Policy("full_cache")  # another one than the prompt's
+        self.policies = [policy or p.heads.policy for p in self.pending]
+        limits = [ops.budget_within(p.heads.policy.text, n) for p in self.pending for n in p.divided]
+        held = max(int(p.heads.length.max()) for p in self.pending)
+        capacity = max(max(max(p.divided) for p in self.pending) + 1, held) if decodes else held + _GROWTH
+        self.heads = Heads.joined([p.heads.moved(capacity, policy) for p in self.pending])
+        self.pending = []
+        self.target = [b[0] for b in limits] if decodes else [capacity] * len(limits)
+        self.trigger = [b[1] for b in limits] if decodes else []
+
+    def _step(self, new: Tokens) -> Tensor:
+        batch, kv_heads, _, dim = new.key.shape
+        if not self.trigger and int(self.heads.length.max()) == self.heads.capacity:
+            self.heads = self.heads.moved(self.heads.capacity * 5 // 4 + _GROWTH)
+        active = [True] * batch if new.real is None else new.real[:, 0].bool().tolist()
+        q = new.query.reshape(batch * kv_heads, -1, dim)
+        k, v = new.key.reshape(-1, dim).contiguous(), new.value.reshape(-1, new.value.shape[3]).contiguous()
+        if all(active) and len(set(self.policies)) == 1:
+            out = self.heads.step(q, k, v, self.target, self.trigger)
+        else:  # sequences of other lengths share other numbers of slots
+            out = torch.zeros_like(q, dtype=torch.float32)
+            for policy in set(self.policies):
+                taken = [b for b in range(batch) if active[b] and self.policies[b] == policy]
+                chosen = [b * kv_heads + h for b in taken for h in range(kv_heads)]
+                if chosen:
+                    rows = [x[chosen] for x in (q, k, v)]
+                    own = replace(self.heads, policy=policy)
+                    out[chosen] = own.step(*rows, self.target, self.trigger, heads=chosen).float()
+        return out.to(new.query.dtype).view(batch, 1, -1, dim)
+
+
+def _divided(layers: list[Layer], prompts: list[Prompt]) -> list[list[int]]:
+    """Slots of every head of each layer. On all ranks the same is known when they decide to speak to one another."""
+    heads, slots = [p.heads for p in prompts], prompts[0].slots
+    seen, each, first = int(heads[0].seen[0]), heads[0].heads, 0
+    if not prompts[0].has_come or not layers[0].cache.shared or slots >= seen:
+        return [[slots] * each for _ in prompts]
+    scores = torch.stack([h.scores(seen).to(heads[0].keys.device) for h in heads])
+    if layers[0].sharded:
+        scores, first = ranks.all_heads(scores, layers[0].cache.group)
+    chosen = torch.tensor(ops.divide(heads[0].policy.text, scores.flatten(0, 1).cpu(), slots))
+    return chosen.view(len(layers), -1)[:, first : first + each].tolist()
+
+
+def end_prompt(layers: list[Layer]) -> None:
+    """Compresses the prompts of all sequences, each to a budget that these layers share, for decoding."""
+    for prompts in zip(*(layer.pending for layer in layers)):
+        for p, slots in zip(prompts, _divided(layers, list(prompts))):
+            p.divided = p.divided or slots
+            if p.has_come:
+                p.heads.compress(p.queries, [min(n, p.heads.capacity) for n in slots], p.positions)
+    for layer in layers:
+        layer.settle()

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: MIT
+"""Families of models: what is compressed of each, and that nothing else changes."""
+
+import re
+
+import pytest
+import torch
+from conftest import ROOT
+from families import FAMILIES, REFUSED, made
+from kvmeld_torch import Cache
+from kvmeld_torch.layer import Layer
+
+TOKENS, NEW = 60, 16
+TURNS = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "max_new_tokens": NEW}
+
+
+def prompt(tokens=TOKENS, sequences=1):
+    return torch.randint(2, 128, (sequences, tokens), generator=torch.Generator().manual_seed(3))
+
+
+def logits(model, cache, tokens=None, **more):
+    """Greedy tokens and the logits of each."""
+    options = TURNS | {"return_dict_in_generate": True, "output_logits": True} | more
+    out = model.generate(prompt() if tokens is None else tokens, past_key_values=cache, **options)
+    return out.sequences, torch.stack(out.logits)
+
+
+def full_layers(config) -> list[int]:
+    """Those that the model's own configuration says have full attention."""
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        types = ["full_attention" if getattr(config, "sliding_window", None) is None else ""] * config.num_hidden_layers
+    return [i for i, x in enumerate(types) if x in ("full_attention", "attention")]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_generate_and_full_layers_are_compressed(family):
+    wanted, wanted_logits = logits(made(family, "eager"), None)
+    model = made(family, "kvmeld")
+    for policy in ("fold", "h2o", "ems:window=4"):
+        tokens, mine = logits(model, Cache(policy, budget=200))
+        assert torch.equal(tokens, wanted), policy
+        torch.testing.assert_close(mine, wanted_logits, atol=2e-4 * float(wanted_logits.abs().max()), rtol=0)
+        cache = Cache(policy, budget=0.3, divide="even")
+        logits(model, cache)
+        compressed = [i for i, layer in enumerate(cache.layers) if isinstance(layer, Layer)]
+        assert compressed == full_layers(model.config)
+        assert all(int(layer.heads.length.max()) <= 18 for layer in cache.compressed)
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_what_is_refused_is_refused_in_a_line(family):
+    with pytest.raises(RuntimeError, match=REFUSED[family][1]) as refused:
+        logits(made(family, "kvmeld"), Cache("h2o", budget=200))
+    assert "\n" not in str(refused.value)
+
+
+def row(family: str) -> str:
+    """Of the table in docs/how-to/pytorch.md."""
+    if family in REFUSED:
+        return f"| {family} | refused: `{REFUSED[family][1]}` | | |"
+    cache = Cache("h2o", budget=200)
+    model = made(family, "kvmeld")
+    logits(model, cache)
+    kinds: dict[str, int] = {}
+    for i, layer in enumerate(cache.layers):
+        if not isinstance(layer, Layer):
+            name = "windowed" if layer.is_sliding else model.config.layer_types[i].replace("_attention", "")
+            kinds[name] = kinds.get(name, 0) + 1
+    rotated = {"none": 0} if not cache.compressed else {}
+    for layer in cache.compressed:
+        n, dim = 2 * len(layer.rotates.frequencies), layer.heads.keys.shape[2]
+        pairs = "interleaved" if layer.rotates.interleaved else "halves"
+        part = "" if n == dim else f" of {'the last ' if layer.rotates.first else ''}{n} of {dim} dims"
+        rotated[f"{pairs}{part}" if n else "none"] = 0
+    spec = cache.compressed[0].spec if cache.compressed else None
+    terms = [name for name, x in (("soft cap", spec and spec.soft_cap), ("sinks", spec and spec.sinks)) if x]
+    terms += ["ALiBi"] if spec and spec.slopes else []
+    kept = ", ".join(f"{n} {name}" for name, n in kinds.items()) or "none"
+    more = "; ".join([", ".join(rotated), *terms])
+    return f"| {family} | {len(cache.compressed)} of {len(cache.layers)} | {kept} | {more} |"
+
+
+def test_the_table_of_the_docs_is_what_models_are(capsys):
+    table = [row(family) for family in [*FAMILIES, *REFUSED]]
+    with capsys.disabled():
+        print("", *table, sep="\n")
+    docs = (ROOT / "docs/how-to/pytorch.md").read_text()
+    (written,) = re.findall(r"\| family \|.*\n\|[-|]*\|\n((?:\|.*\n)*)", docs)
+    written = written.splitlines()
+    assert written == table
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "qwen3_next", "lfm2", "granitemoehybrid", "cohere2"])
+def test_a_second_turn_a_batch_and_beams_are_generate_s(family):
+    plain, model = made(family, "eager"), made(family, "kvmeld")
+    tokens = prompt(sequences=2)
+    assert torch.equal(logits(model, Cache("h2o", budget=200), tokens)[0], logits(plain, None, tokens)[0])
+    beams = {"num_beams": 2, "max_new_tokens": 8}
+    wanted = plain.generate(tokens, **(TURNS | beams))
+    assert torch.equal(model.generate(tokens, past_key_values=Cache("h2o", budget=200), **(TURNS | beams)), wanted)
+    cache, whole = Cache("h2o", budget=200), prompt(100)
+    with torch.no_grad():
+        model(whole[:, :80], past_key_values=cache, use_cache=True)
+        steps = [model(t, past_key_values=cache, use_cache=True).logits for t in whole[:, 80:90].split(1, 1)]
+        if family not in ("qwen3_next", "lfm2", "granitemoehybrid"):  # whose own caches take later turns token by token
+            steps.append(model(whole[:, 90:], past_key_values=cache, use_cache=True).logits)
+        mine, wanted = torch.cat(steps, 1), plain(whole).logits[:, 80:]
+    torch.testing.assert_close(mine, wanted[:, : mine.shape[1]], atol=2e-4 * float(wanted.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_next", "lfm2"])
+def test_a_saved_cache_goes_on_to_the_same_tokens(family, tmp_path):
+    model, cache, steps = made(family, "kvmeld"), Cache("fold", budget=0.3), prompt(70)
+    with torch.no_grad():
+        model(steps[:, :60], past_key_values=cache, use_cache=True)
+        torch.save(cache, tmp_path / "cache.pt")
+        again = torch.load(tmp_path / "cache.pt", weights_only=False)
+        for token in steps[:, 60:].split(1, 1):
+            mine, other = (model(token, past_key_values=c, use_cache=True).logits for c in (cache, again))
+            assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "lfm2"])
+def test_budgets_below_the_least_are_refused_with_the_library_s_words(family):
+    words = r"h2o: expected a budget of at least 8 slots \(protected tokens and one more\), got 4"
+    with pytest.raises(RuntimeError, match=words):
+        Cache("h2o", budget=4)
+    with pytest.raises(RuntimeError, match=words):
+        logits(made(family, "kvmeld"), Cache("h2o", budget=0.06))
+
+
+def test_what_a_layer_does_besides_is_refused_with_both_numbers():
+    """A window that no configuration tells of; an attention that no spec says."""
+    model = made("llama", "kvmeld")
+    attention = model.model.layers[2].self_attn
+    forward = attention.forward
+    mask = torch.ones(80, 80).tril().triu(-30).bool()[None, None]
+    with pytest.raises(RuntimeError, match="expected a mask of causal attention"), torch.no_grad():
+        model(prompt(80), attention_mask=mask, past_key_values=Cache("h2o", budget=64))
+    attention.forward = lambda *x, **given: forward(*x, **given, s_aux=torch.ones(4))
+    with pytest.raises(RuntimeError, match=r"LlamaAttention: expected the outputs of its own .*, such as [-.\d]+, got"):
+        logits(model, Cache("h2o", budget=64))
+    attention.forward = lambda *x, **given: forward(*x, **given, sliding_window=30)
+    with pytest.raises(RuntimeError, match="a layer of full attention with sliding_window=30"):
+        logits(model, Cache("h2o", budget=64))

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""Rotations that are measured are those of the models' own tables."""
+
+import pytest
+import torch
+from families import made
+from kvmeld_torch import rotation
+from transformers.models.llama import modeling_llama
+
+
+def tables(model, tokens=500):
+    return rotation.measured(model.base_model, tokens)
+
+
+@pytest.mark.parametrize("family", ["llama", "llama yarn", "llama3", "phi", "gpt_neox", "cohere", "glm4", "olmo2"])
+def test_frequencies_are_the_model_s(family):
+    scaling = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
+    scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 256}
+    model = made("llama", "kvmeld", rope_parameters=scaling) if family == "llama3" else made(family, "kvmeld")
+    wanted = model.base_model.rotary_emb.inv_freq.double()
+    for layer in tables(model).values():
+        measured = torch.tensor(layer.frequencies, dtype=torch.float64)
+        torch.testing.assert_close(measured, wanted, rtol=1e-4, atol=1e-8)
+        assert layer.interleaved == (family in ("cohere", "glm4")) and layer.first == 0
+
+
+def test_each_layer_is_measured():
+    pairs = {family: [len(x.frequencies) for x in tables(made(family, "kvmeld")).values()] for family in NONE}
+    assert pairs == NONE
+    two = tables(made("gemma3_text", "kvmeld"))  # of other bases
+    assert two[0].frequencies[-1] > 30 * two[1].frequencies[-1]
+
+
+NONE = {"smollm3": [8, 8, 8, 0], "llama4_text": [8, 8, 8, 0], "cohere2": [8, 0, 8, 0], "gpt2": [0, 0, 0, 0]}
+
+
+def test_a_factor_on_position_changes_the_table():
+    """Phi 3's long factors are used from 101 tokens on."""
+    model = made("phi3 longrope", "kvmeld", original_max_position_embeddings=100)
+    short, long = (tables(model, n)[0].frequencies for n in (90, 120))
+    assert long[5] == pytest.approx(short[5] / 2.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_give_the_table_to_their_rounding(dtype):
+    wanted = tables(made("llama", "kvmeld"))[0].frequencies
+    measured = tables(made("llama", "kvmeld", dtype=dtype))[0].frequencies
+    assert len(measured) == len(wanted)
+    turns = (torch.tensor(measured) - torch.tensor(wanted)) * 499
+    assert float(turns.abs().max()) < (0.02 if dtype == torch.bfloat16 else 0.003)
+
+
+def test_the_model_s_random_numbers_are_left_alone():
+    model = made("llama", "kvmeld")
+    torch.manual_seed(9)
+    wanted = torch.rand(3)
+    torch.manual_seed(9)
+    tables(model)
+    assert torch.equal(torch.rand(3), wanted)
+
+
+@pytest.mark.parametrize("change", [lambda q, at: q * (1 + at), lambda q, at: q + at, lambda q, at: q.roll(1, -1) * at])
+def test_rows_that_are_not_rotated_are_refused(monkeypatch, change):
+    rotate = modeling_llama.apply_rotary_pos_emb
+
+    def otherwise(q, k, cos, sin):
+        q, k = rotate(q, k, cos, sin)
+        return q, change(k, cos[:, None, :, :1])
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", otherwise)
+    words = r"LlamaAttention: expected queries and keys rotated in pairs .*, got rows that differ by \d.*\(rounding: \d"
+    with pytest.raises(RuntimeError, match=words):
+        tables(made("llama", "kvmeld"))
