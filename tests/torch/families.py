@@ -55,6 +55,22 @@ FAMILIES = {
     "granite": {},
     "gpt2": {"n_embd": 64, "n_head": 4, "n_layer": 4, "n_positions": 1024},
     "gpt_neox": {},
+    "bloom": {"n_layer": 4, "n_head": 4},
+    "mpt": {"d_model": 64, "n_heads": 4, "n_layers": 4, "use_cache": True},
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 3,
+    },
     "qwen3_next": HEADS
     | {
         "layer_types": ["linear_attention", "full_attention"] * 2,
@@ -77,35 +93,12 @@ FAMILIES = {
         "shared_intermediate_size": 64,
     },
 }
-# What is asked for, and words of the refusal.
-REFUSED = {
-    "bloom": ({"n_layer": 4, "n_head": 4}, "attention by the interface of transformers, got BloomModel"),
-    "mpt": ({"d_model": 64, "n_heads": 4, "n_layers": 4}, "attention by the interface of transformers, got MptModel"),
-    "deepseek_v3": (
-        {
-            "num_key_value_heads": 4,
-            "q_lora_rank": 32,
-            "kv_lora_rank": 32,
-            "qk_rope_head_dim": 16,
-            "qk_nope_head_dim": 32,
-            "v_head_dim": 32,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_group": 1,
-            "topk_group": 1,
-            "moe_intermediate_size": 32,
-            "first_k_dense_replace": 3,
-        },
-        "values: expected",
-    ),
-}
 
 
 def made(family: str, attention: str, dtype: torch.dtype = torch.float32, **more) -> PreTrainedModel:
     """The family's random model, the same each time; its weights large, so that attention matters."""
     torch.manual_seed(5)
-    own = FAMILIES[family] if family in FAMILIES else REFUSED[family][0]
-    config = CONFIG_MAPPING[family.split()[0]](**(SIZE | own | more))
+    config = CONFIG_MAPPING[family.split()[0]](**(SIZE | FAMILIES.get(family, {}) | more))
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():

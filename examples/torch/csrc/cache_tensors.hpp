@@ -2,9 +2,10 @@
 /// A cache's tensors, and queries beside them, on the CPU or on a GPU.
 #pragma once
 
-#include <cstddef>  // std::ptrdiff_t
-#include <cstdint>  // std::int64_t
-#include <memory>   // std::shared_ptr
+#include <algorithm>  // std::max
+#include <cstddef>    // std::ptrdiff_t
+#include <cstdint>    // std::int64_t
+#include <memory>     // std::shared_ptr
 
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/score/queries.hpp"
@@ -16,8 +17,11 @@ using kvmeld::index_t;
 struct tensor_shape {
   index_t heads = 0;
   index_t group = 1;
-  index_t dim = 0;
+  index_t dim = 0;        ///< of keys, and queries
+  index_t value_dim = 0;  ///< of values, and outputs
   index_t capacity = 0;
+
+  index_t row_dim() const { return std::max(dim, value_dim); }
 };
 
 /// Where the keys, or the values, of heads lie: strides in bytes.
@@ -33,7 +37,7 @@ struct cache_tensors {
   tensor_shape shape;
   std::shared_ptr<const kvmeld::attention_spec> spec;  ///< heads point to it
   kvmeld::storage type = kvmeld::storage::f32;
-  tensor_rows keys, values;     ///< [heads, capacity, dim]
+  tensor_rows keys, values;     ///< [heads, capacity, dim or value_dim]
   float* log_mass = nullptr;    ///< [heads, capacity]
   index_t* position = nullptr;  ///< [heads, capacity]
   index_t* length = nullptr;    ///< [heads] slots in use

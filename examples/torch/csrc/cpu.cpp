@@ -108,9 +108,9 @@ Tensor step(const text& policy, TensorList cache, const Tensor& q, const Tensor&
     const std::int64_t count = chosen.count();
     expect_rows("q", q, {count, s.group, s.dim}, at::kCPU);
     expect_rows("k", k, {count, s.dim}, at::kCPU);
-    expect_rows("v", v, {count, s.dim}, at::kCPU);
+    expect_rows("v", v, {count, s.value_dim}, at::kCPU);
     const auto budgets = budgets_of(kv.heads(), span_of(budget), span_of(trigger));
-    Tensor out = at::empty({count, s.group, s.dim}, at::kFloat);
+    Tensor out = at::empty({count, s.group, s.value_dim}, at::kFloat);
     kvmeld_torch::step(
         p, kv, {numbers_of(q), numbers_of(k), numbers_of(v)}, budgets, chosen,
         std::span(out.mutable_data_ptr<float>(), static_cast<std::size_t>(out.numel())),
@@ -127,7 +127,7 @@ std::tuple<Tensor, Tensor, Tensor> attend(const text& policy, TensorList cache, 
     const tensor_cache kv = cache_of(cache, {group, scale, terms});
     const auto& s = kv.tensors().shape;
     const float* const query = floats_of("q", q, {s.heads, s.group, s.dim});
-    Tensor out = at::empty({s.heads, s.group, s.dim}, at::kFloat);
+    Tensor out = at::empty({s.heads, s.group, s.value_dim}, at::kFloat);
     Tensor log_sum_exp = at::empty({s.heads, s.group}, at::kFloat);
     Tensor mass = at::empty({s.heads, s.group, probabilities ? s.capacity : 0}, at::kFloat);
     kvmeld_torch::attend(p, kv, query, out.mutable_data_ptr<float>(),

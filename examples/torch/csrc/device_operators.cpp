@@ -186,9 +186,10 @@ Tensor step(const text& policy, TensorList cache, const Tensor& q, const Tensor&
     const auto& s = work.shape();
     const std::int64_t count = work.count();
     const Tensor query = work.rows("q", q, {count, s.group, s.dim}),
-                 key = work.rows("k", k, {count, s.dim}), value = work.rows("v", v, {count, s.dim});
+                 key = work.rows("k", k, {count, s.dim}),
+                 value = work.rows("v", v, {count, s.value_dim});
     const auto budgets = budgets_of(s.heads, span_of(budget), span_of(trigger));
-    Tensor out = at::empty({count, s.group, s.dim}, work.of(work.dtype()));
+    Tensor out = at::empty({count, s.group, s.value_dim}, work.of(work.dtype()));
     work.allocate(work.calls().workspace_bytes(p, work.call(), 0, 1, 0));
     work.calls().step(p, work.call(), query.const_data_ptr(), key.const_data_ptr(),
                       value.const_data_ptr(), work.budgets(budgets), out.mutable_data_ptr());
@@ -217,7 +218,7 @@ std::tuple<Tensor, Tensor, Tensor> attend(const text& policy, TensorList cache, 
     device_work work(cache, {group, scale, terms}, {});
     const auto& s = work.shape();
     const Tensor query = work.rows("q", q, {s.heads, s.group, s.dim});
-    Tensor out = at::empty({s.heads, s.group, s.dim}, work.of(work.dtype()));
+    Tensor out = at::empty({s.heads, s.group, s.value_dim}, work.of(work.dtype()));
     Tensor log_sum_exp = at::empty({s.heads, s.group}, work.of(at::kFloat));
     work.allocate(work.calls().workspace_bytes(p, work.call(), 0, 1, 0));
     work.calls().attend(p, work.call(), query.const_data_ptr(), out.mutable_data_ptr(),

@@ -120,7 +120,8 @@ void step(const any_policy& policy, tensor_cache cache, const kvmeld::step_input
   for (index_t i = 0; i < heads.count(); ++i) {
     check_step(policy, cache.head(heads[i]), budget_of(heads[i]));
   }
-  const index_t dim = cache.tensors().shape.dim, rows = cache.tensors().shape.group * dim;
+  const tensor_shape& shape = cache.tensors().shape;
+  const index_t dim = shape.dim, value_dim = shape.value_dim, rows = shape.group * dim;
   std::vector<char> marks(static_cast<std::size_t>(heads.count()));
   run(heads.count(), [&](index_t i, index_t worker) {
     const index_t h = heads[i];
@@ -128,10 +129,11 @@ void step(const any_policy& policy, tensor_cache cache, const kvmeld::step_input
     float* const buffer = work.input.data();
     const float* const q = in.q.floats(std::ptrdiff_t{i} * rows, rows, buffer);
     const float* const k = in.k.floats(std::ptrdiff_t{i} * dim, dim, buffer + rows);
-    const float* const v = in.v.floats(std::ptrdiff_t{i} * dim, dim, buffer + rows + dim);
+    const float* const v =
+        in.v.floats(std::ptrdiff_t{i} * value_dim, value_dim, buffer + rows + dim);
     marks[static_cast<std::size_t>(i)] =
         !kvmeld::try_step(policy, cache.head(h), states[h], work, q, k, v, budget_of(h),
-                          out.data() + std::ptrdiff_t{i} * rows);
+                          out.data() + std::ptrdiff_t{i} * shape.group * value_dim);
   });
   const auto marked = std::ranges::find(marks, 1) - marks.begin();
   expects(kvmeld::errc::not_finite, marked == std::ssize(marks),
@@ -154,8 +156,9 @@ void attend(const any_policy& policy, tensor_cache cache, const float* query, fl
     const std::ptrdiff_t row = std::ptrdiff_t{h} * shape.group;
     auto packed = std::span(states.work(worker).attention)
                       .first(probabilities != nullptr ? group * length : 0);
-    kvmeld::hooks(policy).attend(head, states[h], query + row * shape.dim, out + row * shape.dim,
-                                 packed, std::span(log_sum_exp + row, group), nullptr);
+    kvmeld::hooks(policy).attend(head, states[h], query + row * shape.dim,
+                                 out + row * shape.value_dim, packed,
+                                 std::span(log_sum_exp + row, group), nullptr);
     for (std::size_t g = 0; g < group && probabilities != nullptr; ++g) {
       float* const to = probabilities + (row + static_cast<std::ptrdiff_t>(g)) * shape.capacity;
       std::ranges::copy(packed.subspan(g * length, length), to);

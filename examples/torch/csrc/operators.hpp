@@ -75,8 +75,8 @@ void step(const kvmeld::any_policy& policy, tensor_cache cache, const kvmeld::st
           std::span<const kvmeld::budget> budgets, const kvmeld::head_selection& heads,
           std::span<float> out, const threads& run);
 
-/// `query`, `out` `[heads, group, dim]`, `log_sum_exp [heads, group]`; `probabilities [heads,
-/// group, capacity]`, 0 behind a head's length, or null.
+/// `query [heads, group, dim]`, `out [heads, group, value_dim]`, `log_sum_exp [heads, group]`;
+/// `probabilities [heads, group, capacity]`, 0 behind a head's length, or null.
 void attend(const kvmeld::any_policy& policy, tensor_cache cache, const float* query, float* out,
             float* log_sum_exp, float* probabilities, const threads& run);
 

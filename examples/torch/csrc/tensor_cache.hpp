@@ -47,7 +47,8 @@ static_assert(kvmeld::kv_cache<tensor_cache>);
 /// The state of all heads over their tensors for one call; its lengths are written back at the end.
 class tensor_states {
  public:
-  /// Refused: tensors of another size than `policy` needs, lengths that cannot be.
+  /// Refused: tensors of another size than `policy` needs, lengths that cannot be, a model that it
+  /// does not go with.
   tensor_states(const kvmeld::any_policy& policy, const tensor_cache& cache, index_t workers)
       : at_(cache.tensors()), all_(made(policy, at_)), work_(workspaces(at_.shape, workers)) {}
   tensor_states(const tensor_states&) = delete;
@@ -68,13 +69,13 @@ class tensor_states {
     thread_local std::vector<kvmeld::workspace> all;
     all.resize(std::max(all.size(), static_cast<std::size_t>(workers)));
     for (index_t w = 0; w < workers; ++w) {
-      all[static_cast<std::size_t>(w)].reserve(shape.group, shape.dim, shape.capacity);
+      all[static_cast<std::size_t>(w)].reserve(shape.group, shape.row_dim(), shape.capacity);
     }
     return all;
   }
   static std::vector<kvmeld::head_state> made(const kvmeld::any_policy& policy,
                                               const cache_tensors& at) {
-    kvmeld::traits::validate(policy);
+    kvmeld::check(policy, *at.spec);
     const auto kinds = policy.slot_stats();
     kvmeld::expects(kinds.size() == static_cast<std::size_t>(at.column_count), policy.name(),
                     ": expected columns [heads, ", kinds.size(), ", capacity], got ",
@@ -90,9 +91,9 @@ class tensor_states {
                       "measured: expected a capacity of at least 1 slot, got ", row[2], " of head ",
                       h);
       const auto laid_out = static_cast<index_t>(row[2]);
-      const std::size_t memory = policy.memory(at.shape.dim, at.shape.group, laid_out);
-      kvmeld::expects(at.length[h] < laid_out ||
-                          policy.memory(at.shape.dim, at.shape.group, at.shape.capacity) <= memory,
+      const std::size_t memory = policy.memory(at.shape.row_dim(), at.shape.group, laid_out);
+      kvmeld::expects(at.length[h] < laid_out || policy.memory(at.shape.row_dim(), at.shape.group,
+                                                               at.shape.capacity) <= memory,
                       policy.name(), ": expected memory for more than ", at.length[h],
                       " slots, got memory for ", laid_out);
       kvmeld::expects(memory <= static_cast<std::size_t>(at.memory_row), policy.name(),

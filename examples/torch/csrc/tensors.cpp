@@ -104,15 +104,17 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
     }
   }
   expect_type("values", values, keys.scalar_type());
-  expect_sizes("values", values, keys.sizes());
+  expect_sizes("values", values, {keys.size(0), keys.size(1), values.size(2)});
   const std::int64_t heads = keys.size(0), capacity = keys.size(1);
   out.shape = {.heads = index_of("heads", heads, 1),
                .group = index_of("group", model.group, 1),
                .dim = index_of("dim", keys.size(2), 1),
+               .value_dim = index_of("dim", values.size(2), 1),
                .capacity = index_of("capacity", capacity, 1)};
   kvmeld::attention_spec spec{.kv_heads = out.shape.heads,
                               .group = out.shape.group,
                               .key_dim = out.shape.dim,
+                              .value_dim = out.shape.value_dim,
                               .scale = static_cast<float>(model.scale)};
   if (model.terms && model.terms->defined()) {
     const at::Tensor& terms = *model.terms;

@@ -7,23 +7,25 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 
 from . import rotation
 from .heads import Heads, Policy
 from .spec import Spec
 
-_BLOCK = 256  # queries of a prompt at a time, where their logits are all in memory
+_BLOCK = 128  # queries of a prompt at a time, where their logits are all in memory
+
+_HIDDEN = -6e4  # added to a logit that does not count, in any dtype
 
 _OWNER = "_kvmeld_layer"  # of a key tensor: the cache layer that it came through
 _by_sdpa: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
-def has_interface(model: nn.Module) -> bool:
-    """Does the model's code call what attn_implementation names? (Some compute attention in the layer itself.)"""
-    return hasattr(sys.modules[type(model).__module__], "eager_attention_forward")
+def has_interface(code: str) -> bool:
+    """Does a model's module call what attn_implementation names? (Some compute attention in the layer itself.)"""
+    return hasattr(sys.modules.get(code), "eager_attention_forward")
 
 
 def attach(keys: Tensor, layer) -> Tensor:
@@ -50,12 +52,16 @@ def attention(
     if out is not None:
         return out, None
     layer = getattr(key, _OWNER, None)
+    told = options.get("is_causal")
+    causal = getattr(module, "is_causal", True) if told is None else told
+    if layer is None and not causal:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **options)
     own = Own(module, scaling, options)
     if layer is None:  # no cache, or another one: attention as it is
         return own(query, key, value, attention_mask, dropout), None
     if dropout:
         raise RuntimeError(f"kvmeld: expected no dropout, got {dropout}: call model.eval()")
-    if not getattr(module, "is_causal", True):
+    if not causal:
         raise RuntimeError("kvmeld: expected causal attention")
     if options.get("sliding_window") is not None:
         raise RuntimeError(
@@ -70,33 +76,52 @@ class Own:
 
     def __init__(self, module: nn.Module, scaling: float | None, options: dict):
         self.module, self.scaling, self.options = module, scaling, options
+        self.slopes: Tensor | None = options.get("slopes")
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0
     ) -> Tensor:
-        """[batch, tokens, heads, value dim] of the last `tokens` of the keys, causally where no mask is given."""
-        if self.by_sdpa(query, key, value):
+        """[batch, tokens, heads, value dim] of the last `tokens` of the keys, causally where no mask is given.
+
+        A mask of numbers is all that is added to logits, ALiBi's too.
+        """
+        if self.slopes is None and self.by_sdpa(query, key, value):
             return sdpa_attention_forward(self.module, query, key, value, mask, dropout, self.scaling)[0]
         return self.eager(query, key, value, mask, dropout)
 
     def eager(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0
     ) -> Tensor:
-        function = sys.modules[type(self.module).__module__].eager_attention_forward
+        by_layer = sys.modules[type(self.module).__module__]
+        function = sdpa_attention_forward if self.slopes is not None else by_layer.eager_attention_forward
         scale = self.scaling if self.scaling is not None else query.shape[3] ** -0.5
+        options = self.options | {"dropout": dropout, "scaling": scale}
         tokens, keys = query.shape[2], key.shape[2]
-        at = torch.arange(tokens, device=query.device)
         out = []
-        for rows in at.split(_BLOCK):
-            part = mask[:, :, rows] if mask is not None else _causal(rows + keys - tokens, keys)
-            if part.dtype == torch.bool:
-                part = torch.zeros_like(part, dtype=query.dtype).masked_fill_(~part, torch.finfo(query.dtype).min)
-            options = self.options | {"dropout": dropout}
-            out.append(function(self.module, query[:, :, rows], key, value, part, scaling=scale, **options)[0])
+        for rows in torch.arange(tokens, device=query.device).split(_BLOCK):
+            seen = keys if mask is not None else int(rows[-1]) + 1 + keys - tokens
+            added = self._added(mask, rows, keys - tokens, seen).to(query.dtype)
+            k, v = key[:, :, :seen], value[:, :, :seen]
+            out.append(function(self.module, query[:, :, rows], k, v, added, **options)[0])
         return torch.cat(out, 1)
+
+    def _added(self, mask: Tensor | None, rows: Tensor, before: int, seen: int) -> Tensor:
+        """What is added to logits of the queries at `rows` [batch, 1 or heads, rows, seen], `before` keys before all."""
+        part = mask[:, :, rows] if mask is not None else _causal(rows + before, seen)
+        if part.dtype != torch.bool:
+            return part
+        added = torch.zeros(part.shape, device=part.device).masked_fill_(~part, _HIDDEN)
+        if self.slopes is not None:
+            real = torch.ones_like(part[:, 0, -1:]) if mask is None else mask[:, 0, -1:]
+            position = real.cumsum(-1)[:, None]
+            distance = position - position[..., rows + before].transpose(2, 3)
+            added = added + self.slopes[:, None, None] * distance
+        return added
 
     def by_sdpa(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
         """Does SDPA compute this layer's attention? Measured once, on random rows."""
+        if self.slopes is not None:
+            return True
         found = _by_sdpa.get(self.module)
         if found is None:
             off = [
@@ -165,15 +190,19 @@ def later_prompt(own: Own, heads: Heads, query: Tensor, key: Tensor, value: Tens
     keys = torch.cat([heads.keys[:, :slots], key], 1)
     values = torch.cat([heads.values[:, :slots], value], 1)
     held = torch.arange(slots, device=key.device) < heads.length[:, None]
-    lowest = torch.finfo(query.dtype).min
-    mass = heads.log_mass[:, :slots].masked_fill(~held, lowest).to(query.dtype)
+    mass = heads.log_mass[:, :slots].masked_fill(~held, _HIDDEN).to(query.dtype)
     out = torch.empty(*query.shape[:3], values.shape[-1], dtype=query.dtype, device=query.device)
     by_sdpa = own.by_sdpa(query.flatten(0, 1)[None], key[None], value[None])
     for rows in torch.arange(tokens, device=key.device).split(_BLOCK):
         causal = torch.zeros(len(rows), tokens, dtype=query.dtype, device=key.device)
-        causal.masked_fill_(~_causal(rows, tokens)[0, 0], lowest)
+        causal.masked_fill_(~_causal(rows, tokens)[0, 0], _HIDDEN)
         bias = [mass[:, None].expand(-1, len(rows), -1), causal.expand(count, -1, -1)]
         bias = torch.cat(bias, 2)[:, None].expand(-1, group, -1, -1)
+        if own.slopes is not None:
+            after = heads.seen[:, None] + torch.arange(tokens, device=key.device)
+            position = torch.cat([heads.position[:, :slots], after], 1)[:, None, None]
+            distance = position - after[:, None, rows, None]
+            bias = bias + (own.slopes.view(count, group, 1, 1) * distance).to(bias.dtype)
         if by_sdpa:
             k, v = (x[:, None].expand(-1, group, -1, -1) for x in (keys, values))
             out[:, :, rows] = nn.functional.scaled_dot_product_attention(
@@ -185,5 +214,11 @@ def later_prompt(own: Own, heads: Heads, query: Tensor, key: Tensor, value: Tens
     return out
 
 
+def _mask(*, config: PreTrainedConfig, **given) -> Tensor | None:
+    """What the attention of that configuration's model takes: SDPA's, or numbers for one without the interface."""
+    code = type(config).__module__.replace("configuration_", "modeling_")
+    return (sdpa_mask if has_interface(code) else eager_mask)(config=config, **given)
+
+
 AttentionInterface.register("kvmeld", attention)
-AttentionMaskInterface.register("kvmeld", sdpa_mask)
+AttentionMaskInterface.register("kvmeld", _mask)

@@ -14,6 +14,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from . import rotation
 from ._library import ops
+from .alibi import by_interface
 from .attention import has_interface
 from .layer import Layer
 
@@ -74,7 +75,8 @@ class Cache(TransformersCache):
         if self.layers:
             return
         model, batch = rotation.calling_model()
-        rotations = rotation.measured(model, tokens) if has_interface(model) else {}
+        known = has_interface(type(model).__module__) or by_interface(model)
+        rotations = rotation.measured(model, tokens) if known else {}
         layers = DynamicCache(config=model.config).layers
         for i, rotates in rotations.items():
             if not layers[i].is_sliding:

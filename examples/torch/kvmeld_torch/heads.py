@@ -49,7 +49,7 @@ class Heads:
     policy: Policy
     spec: Spec
     keys: Tensor  # [heads, capacity, dim] float32, float16 or bfloat16
-    values: Tensor  # [heads, capacity, dim]
+    values: Tensor  # [heads, capacity, value dim]
     log_mass: Tensor  # [heads, capacity] float32
     position: Tensor  # [heads, capacity] int32
     length: Tensor  # [heads] int32: slots in use
@@ -63,8 +63,8 @@ class Heads:
         cls, policy: Policy, spec: Spec, keys: Tensor, values: Tensor, *, tokens: int = 0
     ) -> Self:
         """Over an engine's keys and values, of which the first `tokens` rows are a prompt's. No copies."""
-        heads, capacity, dim = keys.shape
-        size = policy.describe(dim, spec.group, capacity)
+        heads, capacity, _ = keys.shape
+        size = policy.describe(max(keys.shape[2], values.shape[2]), spec.group, capacity)
         floats = size["memory"]
         if policy.name in _PREDICTING and keys.device.type != "cpu":
             floats += _PREDICTED
@@ -169,7 +169,7 @@ class Heads:
         trigger: list[int] = (),
         heads: list[int] | None = None,
     ) -> Tensor:
-        """A decode step: q [heads, group, dim], k and v [heads, dim]; its attention, in float32."""
+        """A decode step: q [heads, group, dim], k [heads, dim], v [heads, value dim]; its attention, in float32."""
         return ops.step(
             self.policy.text, self.tensors, q, k, v, target, trigger=trigger, heads=heads, **self.spec.options
         )
@@ -193,7 +193,7 @@ class Heads:
         kept = int(self.length.max())
         if capacity < kept:
             raise ValueError(f"moved: expected a capacity of at least {kept} slots, got {capacity}")
-        keys, values = self.keys.new_zeros(2, self.heads, capacity, self.keys.shape[2])
+        keys, values = (x.new_zeros(self.heads, capacity, x.shape[2]) for x in (self.keys, self.values))
         to = Heads.over(policy or self.policy, self.spec, keys, values)
         for name in ("keys", "values", "log_mass", "position"):
             getattr(to, name)[:, :kept] = getattr(self, name)[:, :kept]
@@ -206,7 +206,8 @@ class Heads:
 
     def _expect_movable(self, to: "Heads") -> None:
         """Kernels read a policy's memory as it is laid out for the capacity; the CPU knows for which it was."""
-        floats = [x.policy.describe(x.keys.shape[2], x.spec.group, x.capacity)["memory"] for x in (self, to)]
+        dim = max(self.keys.shape[2], self.values.shape[2])
+        floats = [x.policy.describe(dim, x.spec.group, x.capacity)["memory"] for x in (self, to)]
         if self.keys.device.type != "cpu" and floats[0] != floats[1]:
             raise RuntimeError(
                 f"kvmeld: {self.policy.name} on a GPU: expected its capacity of {self.capacity} slots, "
@@ -243,7 +244,7 @@ class Heads:
 
     def slot_nbytes(self) -> int:
         """Of the slots in use: keys, values, log-mass and positions."""
-        return int(self.length.sum()) * (2 * self.keys.element_size() * self.keys.shape[2] + 8)
+        return int(self.length.sum()) * (self.keys.element_size() * (self.keys.shape[2] + self.values.shape[2]) + 8)
 
     def state_nbytes(self) -> int:
         """Of what the policy has for the slots in use, and beside them."""

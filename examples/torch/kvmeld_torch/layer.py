@@ -135,6 +135,7 @@ class Layer(CacheLayerMixin):
             self.rotates.interleaved,
             soft_cap=cap or 0.0,
             sinks=() if sinks is None else tuple(sinks.flatten().tolist()),
+            slopes=() if own.slopes is None else tuple(own.slopes.tolist()),
         )
 
     def _budget(self, seen: int) -> tuple[Policy, int]:
@@ -169,7 +170,7 @@ class Layer(CacheLayerMixin):
         if not self.reading_again:
             first = "`with replay(model, encode):` around a prompt of kvzip" if self.cache.replay else "a whole prompt"
             raise RuntimeError(f"kvmeld_torch.Cache: expected {first}")
-        out = torch.zeros_like(new.query)
+        out = new.query.new_zeros(*new.query.shape[:3], new.value.shape[3])
         for row, p, (at, q, k, v) in zip(out, self.pending, new.sequences()):
             if k.shape[1] > 0:
                 row[:, at] = later_prompt(own, p.heads, q, k, v).flatten(0, 1)
@@ -178,7 +179,8 @@ class Layer(CacheLayerMixin):
 
     def _later_prompt(self, own: Own, new: Tokens) -> Tensor:
         """A further turn: its attention over slots and itself, then a compression of all."""
-        kv_heads, prompts, out = new.key.shape[1], [], torch.zeros_like(new.query)
+        kv_heads, prompts = new.key.shape[1], []
+        out = new.query.new_zeros(*new.query.shape[:3], new.value.shape[3])
         for b, (at, q, k, v) in enumerate(new.sequences()):
             heads = self.heads.rows(b * kv_heads, kv_heads)
             out[b][:, at] = later_prompt(own, heads, q, k, v).flatten(0, 1)
@@ -212,12 +214,12 @@ class Layer(CacheLayerMixin):
         if not self.trigger and int(self.heads.length.max()) == self.heads.capacity:
             self.heads = self.heads.moved(self.heads.capacity * 5 // 4 + _GROWTH)
         active = [True] * batch if new.real is None else new.real[:, 0].bool().tolist()
-        q = new.query.reshape(batch * kv_heads, -1, dim)
+        q = new.query.reshape(batch * kv_heads, -1, dim).contiguous()
         k, v = new.key.reshape(-1, dim).contiguous(), new.value.reshape(-1, new.value.shape[3]).contiguous()
         if all(active) and len(set(self.policies)) == 1:
             out = self.heads.step(q, k, v, self.target, self.trigger)
         else:  # sequences of other lengths share other numbers of slots
-            out = torch.zeros_like(q, dtype=torch.float32)
+            out = q.new_zeros(*q.shape[:2], v.shape[1], dtype=torch.float32)
             for policy in set(self.policies):
                 taken = [b for b in range(batch) if active[b] and self.policies[b] == policy]
                 chosen = [b * kv_heads + h for b in taken for h in range(kv_heads)]
@@ -225,7 +227,7 @@ class Layer(CacheLayerMixin):
                     rows = [x[chosen] for x in (q, k, v)]
                     own = replace(self.heads, policy=policy)
                     out[chosen] = own.step(*rows, self.target, self.trigger, heads=chosen).float()
-        return out.to(new.query.dtype).view(batch, 1, -1, dim)
+        return out.to(new.query.dtype).view(batch, 1, -1, v.shape[1])
 
 
 def _divided(layers: list[Layer], prompts: list[Prompt]) -> list[list[int]]:

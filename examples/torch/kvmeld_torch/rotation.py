@@ -47,7 +47,8 @@ def measured(model: PreTrainedModel, tokens: int) -> dict[int, Rotation]:
     The model runs once on some tokens; every layer sees one random row at all positions. Refused: rows that no table
     of frequencies rotates, to rounding.
     """
-    last = max(tokens - 1, 63)
+    limit = getattr(model.config, "max_position_embeddings", None) or 64
+    last = max(tokens, min(limit, 64)) - 1
     positions = torch.tensor([0, *(2**i for i in range(last.bit_length()) if 2**i < last), last])
     at = positions.to(model.device)[None].expand(_ROWS, -1)
     with _one_row_a_sequence(model, len(positions)) as found, torch.no_grad():
