@@ -76,12 +76,12 @@ inline bool is_mean(std::span<const merge_source> sources, float merge_source::*
 
 /// Is the weighted sum of rows `[dim]`, and `delta`, finite in the storage of the rows?
 template <class RowOf>
-bool fits(index_t dim, std::span<const merge_source> sources, float merge_source::*weight,
-          std::span<const float> delta, RowOf row_of) {
+bool fits(storage type, index_t dim, std::span<const merge_source> sources,
+          float merge_source::*weight, std::span<const float> delta, RowOf row_of) {
   if (delta.empty() && is_mean(sources, weight)) {
     return true;
   }
-  const float limit = least_overflow(row_of(sources.front().source).type);
+  const float limit = least_overflow(type);
   bool all = true;
   each_chunk_of_sum(dim, sources, weight, delta, row_of, [&](index_t, index_t n, const float* sum) {
     for (index_t i = 0; i < n; ++i) {
@@ -94,10 +94,10 @@ bool fits(index_t dim, std::span<const merge_source> sources, float merge_source
 /// Are the key and the value of a row?
 inline bool fits(const head_ref& head, std::span<const merge_source> sources,
                  std::span<const float> delta_k, std::span<const float> delta_v) {
-  return fits(head.dim(), sources, &merge_source::key_weight, delta_k,
+  return fits(head.type().keys, head.dim(), sources, &merge_source::key_weight, delta_k,
               [&](index_t s) { return head.key(s); }) &&
-         fits(head.own_value_dim(), sources, &merge_source::value_weight, delta_v,
-              [&](index_t s) { return head.value(s); });
+         fits(head.type().values, head.own_value_dim(), sources, &merge_source::value_weight,
+              delta_v, [&](index_t s) { return head.value(s); });
 }
 
 /// Leaves out of a plan what would not be finite in the storage of `head`: a row's corrections,

@@ -144,8 +144,8 @@ struct cam {
     const merge_source both[] = {{to}, {s, 0, 1 / static_cast<float>(n)}};
     const auto added =
         delta == nullptr ? std::span<const float>() : std::span(delta, as_size(head.value_dim()));
-    return merge::fits(head.value_dim(), both, &merge_source::value_weight, added,
-                       [&](index_t r) { return head.value(r); });
+    return merge::fits(head.type().values, head.value_dim(), both, &merge_source::value_weight,
+                       added, [&](index_t r) { return head.value(r); });
   }
   /// Do all slots behind slot `s`, up to position `last`, hold their share?
   static bool takes_share(const kv_head auto& head, index_t s, index_t last, index_t share_count) {
