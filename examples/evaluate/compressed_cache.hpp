@@ -14,7 +14,6 @@ namespace evaluate {
 using compressor = kvmeld::compressor<any_policy>;
 
 /// The slots of `kv`, all of one request, each number rounded once.
-/// Refused: a dim that is no whole blocks of the storage.
 kvmeld::cache stored(kvmeld::cache& kv, storage type);
 
 /// A cache of all layers in the contender's storage, and the compressor that decodes in it. Layers

@@ -80,13 +80,15 @@ inline void expect_attended(const ggml_tensor* mask, index_t i, std::span<const 
   expect_on_host(mask);
   const bool half = mask->type == GGML_TYPE_F16;
   for (const index_t cell : cells) {
+    expects(cell < mask->ne[0], "llama.cpp: expected a mask of more than ", cell,
+            " cells in layer ", layer, ", got ", mask->ne[0]);
     const auto* const at = static_cast<const char*>(mask->data) +
                            static_cast<std::size_t>(i) * mask->nb[1] +
                            static_cast<std::size_t>(cell) * mask->nb[0];
     const float x = half ? ggml_fp16_to_fp32(*reinterpret_cast<const ggml_fp16_t*>(at))
                          : *reinterpret_cast<const float*>(at);
-    expects(cell < mask->ne[0] && x == 0, "llama.cpp: expected layer ", layer,
-            " to attend to every token alike, got ", x, " in its mask of cell ", cell);
+    expects(x == 0, "llama.cpp: expected layer ", layer, " to attend to every token alike, got ", x,
+            " in its mask of cell ", cell);
   }
 }
 

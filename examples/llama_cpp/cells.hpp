@@ -97,11 +97,11 @@ class layer_cache {
     return {records_.of(h),
             room(),
             l.model,
+            h % kv_heads(),
             setup_.storage,
             rows(l.engine.keys, false),
             rows(l.engine.values, true),
-            {.pages = cells, .slots = cells != nullptr ? 1 : 0},
-            h % kv_heads()};
+            {.pages = cells, .slots = cells != nullptr ? 1 : 0}};
   }
   /// Repack: in which rows of the engine the slots of head `h` are.
   index_t* table(index_t h) { return cells_.data() + std::ptrdiff_t{h} * room(); }

@@ -256,6 +256,9 @@ bool compressor<P>::note_attention(index_t l, const ggml_tensor* t, mode expecte
   }
   auto& of = (*layers_)[l];
   of.factor = read_attention(t, l, of.model);
+  if (!layers_->cache().whole(l)) {
+    check(policy_, of.model);
+  }
   of.came.scale = true;
   return true;
 }

@@ -34,8 +34,8 @@ class tensor_cache {
     const std::ptrdiff_t first = std::ptrdiff_t{h} * at_.shape.capacity;
     const kvmeld::slot_metadata slots{at_.log_mass + first, at_.position + first, at_.length + h,
                                       at_.seen + h};
-    return {slots,          at_.shape.capacity, *at_.spec, at_.type,
-            at_.keys.of(h), at_.values.of(h),   {},        h % at_.spec->kv_heads};
+    return {slots,    at_.shape.capacity, *at_.spec,       h % at_.spec->kv_heads,
+            at_.type, at_.keys.of(h),     at_.values.of(h)};
   }
 
  private:

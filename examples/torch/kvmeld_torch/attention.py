@@ -114,7 +114,7 @@ class Own:
         if self.slopes is not None:
             real = torch.ones_like(part[:, 0, -1:]) if mask is None else mask[:, 0, -1:]
             position = real.cumsum(-1)[:, None]
-            distance = position - position[..., rows + before].transpose(2, 3)
+            distance = (position - position[..., rows + before].transpose(2, 3)).clamp(max=0)
             added = added + self.slopes[:, None, None] * distance
         return added
 
@@ -201,7 +201,7 @@ def later_prompt(own: Own, heads: Heads, query: Tensor, key: Tensor, value: Tens
         if own.slopes is not None:
             after = heads.seen[:, None] + torch.arange(tokens, device=key.device)
             position = torch.cat([heads.position[:, :slots], after], 1)[:, None, None]
-            distance = position - after[:, None, rows, None]
+            distance = (position - after[:, None, rows, None]).clamp(max=0)
             bias = bias + (own.slopes.view(count, group, 1, 1) * distance).to(bias.dtype)
         if by_sdpa:
             k, v = (x[:, None].expand(-1, group, -1, -1) for x in (keys, values))

@@ -166,8 +166,9 @@ class request_calls : protected compressor_base<P> {
       const auto slots = from.get<index_t>(), trigger = from.get<index_t>();
       limits.push_back({slots, trigger});
       if (this->is_cut(h)) {
-        expects(errc::corrupt_file, slots == this->slots_of(h), "load: expected a window of ",
-                this->slots_of(h), " tokens, got ", slots);
+        expects(errc::corrupt_file, slots == this->slots_of(h) && trigger == 0,
+                "load: expected a window of ", this->slots_of(h), " tokens without a trigger, got ",
+                slots, " and ", trigger);
       } else {
         expects(errc::corrupt_file, slots > 0 && slots <= kv_.head(h).capacity() && trigger >= 0,
                 "load: expected a limit of 1 to ", kv_.head(h).capacity(), " slots, got ", slots);

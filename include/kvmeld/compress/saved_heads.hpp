@@ -18,12 +18,15 @@ namespace kvmeld::inline v0 {
 // All numbers are little-endian; floats are their bits.
 //
 //     "kvmeld\r\n"                       8 bytes; line ends, as text mode would spoil them
-//     version                            u32: 1; 2 where keys and values are unlike
+//     version                            u32: 1; 2 where keys and values are unlike, or logits
+//                                        have a cap, sinks or slopes
 //     scalar                             u32: 0 float, 1 half, 2 bfloat16, 3 q8_0
 //     heads, group, dim, capacity        u32 each
 //     scale                              f32
 //     scalar, dim, place of values       u32 each, in version 2 alone: `scalar`, `dim` are keys'
+//     soft cap                           f32, in version 2 alone
 //     for every head:
+//       sinks, slopes                    [group] f32 each, 0 for none, in version 2 alone
 //       policy's name                    u32 length, and its bytes
 //       columns                          u32, then (u32 fold, f32 initial) each
 //       floats of memory                 u64
@@ -43,7 +46,9 @@ inline constexpr std::string_view saved_magic = "kvmeld\r\n";
 inline std::uint32_t saved_version(const head_ref& head) {
   const bool alike = head.value_dim() == head.dim() && head.type().values == head.type().keys &&
                      !head.one_memory();
-  return alike ? 1 : 2;
+  const attention_spec& s = head.spec();
+  const bool plain = s.soft_cap == 0 && s.sink_logits.empty() && s.alibi_slopes.empty();
+  return alike && plain ? 1 : 2;
 }
 
 /// What saved heads and those that they are loaded into must agree on, field by field:
@@ -64,8 +69,16 @@ void each_common_field(Heads& heads, Field field) {
     field("dim of values", any.value_dim());
     field("place of values (0: their own, 1: in the keys)",
           static_cast<std::uint32_t>(any.one_memory() ? 1 : 0));
+    field("soft cap", any.spec().soft_cap);
   }
   for (index_t i = 0; i < heads.count(); ++i) {
+    const head_ref head = heads.head(i);
+    for (index_t g = 0; saved_version(any) == 2 && g < head.group(); ++g) {
+      const float *const sinks = head.of_group(head.spec().sink_logits),
+                         *const slopes = head.of_group(head.spec().alibi_slopes);
+      field("sink logit", sinks != nullptr ? sinks[g] : 0.0F);
+      field("slope", slopes != nullptr ? slopes[g] : 0.0F);
+    }
     const head_state& state = heads.state(i);
     field("policy", state.policy());
     field("columns", static_cast<std::uint32_t>(state.slot_stats()));

@@ -62,11 +62,11 @@ class cache_base {
     return {slots,
             capacity(),
             spec(layer),
+            k,
             type_,
             of_layer(keys_, layer, request, k),
             of_layer(values_, layer, request, k),
-            table(h),
-            k};
+            table(h)};
   }
   head_ref head(index_t h) const = delete;  ///< who has a head may change it
 
@@ -222,12 +222,16 @@ class cache_base {
           return a.data() == b.data() && a.type() == b.type() && a.how() == b.how();
         });
     values_ = same ? keys_ : placed("values", values.list(), spec().value_dim);
-    one_memory_ = type_.keys == type_.values && keys_ == values_;
+    tables.first.limit = limit;
+    tables_ = tables;
+    one_memory_ = head(0).one_memory();
+    for (index_t h = 1; h < heads(); ++h) {
+      expects(head(h).one_memory() == one_memory_, call,
+              ": expected values in the keys' memory in all heads or in none, got heads 0 and ", h);
+    }
     if (one_memory_) {
       detail::expect_latent(call, *specs_, type_.keys);
     }
-    tables.first.limit = limit;
-    tables_ = tables;
   }
   /// Do pages of one number lie apart in rows of two layers? And in those of two heads?
   bool layers_apart() const {

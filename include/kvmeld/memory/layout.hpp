@@ -38,7 +38,6 @@ struct head_rows {
   std::ptrdiff_t element = 1;
   std::ptrdiff_t page = 0;
 
-  bool operator==(const head_rows&) const = default;
   std::byte* slot(index_t s) const { return data + s * row; }
   std::byte* slot(index_t s, const page_table& table) const {
     return data + table.pages[s / table.slots] * page + s % table.slots * row;
@@ -153,7 +152,6 @@ struct placed_rows {
   std::ptrdiff_t layer = 0, request = 0, head = 0;
   head_rows first = {};  ///< of the first head; its data is `data`
 
-  bool operator==(const placed_rows&) const = default;
   head_rows of(index_t l, index_t r, index_t h) const {
     head_rows x = first;
     x.data = data + l * layer + r * request + h * head;

@@ -34,12 +34,12 @@ class head_ref {
  public:
   using scalar = any_scalar;
 
-  /// `spec`: of the head's layer, checked. It is not copied and must outlive the view.
-  /// `keys`, `values`: of this head alone. A table without pages: rows are strided. `kv_head`:
-  /// which of the layer's KV heads this is.
+  /// `spec`: of the head's layer, checked. It is not copied and must outlive the view. `kv_head`:
+  /// which of the layer's KV heads this is. `keys`, `values`: of this head alone. A table without
+  /// pages: rows are strided.
   head_ref(const slot_metadata& slots, index_t capacity, const attention_spec& spec,
-           storage_pair type, const head_rows& keys, const head_rows& values,
-           const page_table& table = {}, index_t kv_head = 0)
+           index_t kv_head, storage_pair type, const head_rows& keys, const head_rows& values,
+           const page_table& table = {})
       : slots_(slots),
         spec_(&spec),
         kv_head_(kv_head),
@@ -73,7 +73,7 @@ class head_ref {
   bool check_finite() const { return spec_->check_finite; }
   /// Are values the first numbers of the keys, in their memory, as of latent attention?
   bool one_memory() const {
-    return keys_.data == values_.data && keys_.row == values_.row &&
+    return keys_.data != nullptr && keys_.data == values_.data && keys_.row == values_.row &&
            keys_.element == values_.element && keys_.page == values_.page &&
            type_.keys == type_.values && value_dim_ <= dim_;
   }

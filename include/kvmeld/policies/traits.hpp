@@ -20,8 +20,8 @@ concept chosen_at_run_time = requires {
 inline const head_ref& empty_head() {
   static index_t none = 0;
   static const attention_spec spec{.key_dim = 1};
-  static const head_ref head({.length = &none, .next_position = &none}, 0, spec, storage::f32, {},
-                             {});
+  static const head_ref head({.length = &none, .next_position = &none}, 0, spec, 0, storage::f32,
+                             {}, {});
   return head;
 }
 
