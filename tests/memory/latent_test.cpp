@@ -247,3 +247,32 @@ TEST_CASE("latent rows are saved once, and go on", "[latent][serialize]") {
   CHECK_THROWS_WITH(kvmeld::copy(apart.head(0), other[0], b.strided.head(0), loaded[0]),
                     Catch::Contains("whose values are in its keys"));
 }
+
+TEST_CASE("one memory is one, however it is said, and in every layer or in none",
+          "[latent][errors]") {
+  // Strides that nothing of one head is reached by differ; the rows are the same.
+  auto memory_of_both = memory<float>();
+  auto spec = spec_of();
+  kvmeld::strided_cache said_twice(spec, {.capacity = 40},
+                                   kvmeld::rows(memory_of_both, kvmeld::layout::nhd),
+                                   kvmeld::rows(memory_of_both, kvmeld::strides{.row = dim}));
+  CHECK(said_twice.one_memory());
+  CHECK(said_twice.head(0).one_memory());
+  spec.rope = spec.rope.dims(dim);
+  CHECK_THROWS_WITH(kvmeld::strided_cache(
+                        spec, {.capacity = 40}, kvmeld::rows(memory_of_both, kvmeld::layout::nhd),
+                        kvmeld::rows(memory_of_both, kvmeld::strides{.row = dim})),
+                    Catch::Contains("turns none of the first 32 numbers"));
+  auto a = memory<float>(), b = memory<float>(), c = memory<float>();
+  const auto apart = [](auto& x, auto& y) {
+    return std::vector<kvmeld::rows>{kvmeld::rows(x, kvmeld::layout::nhd),
+                                     kvmeld::rows(y, kvmeld::layout::nhd)};
+  };
+  CHECK_THROWS_WITH(
+      kvmeld::strided_cache(spec_of(dim), {.layers = 2, .capacity = 40}, apart(a, b), apart(a, c)),
+      Catch::Contains("expected values in the keys' memory in all heads or in none"));
+  // Heads that have no rows yet are no one memory.
+  kvmeld::slot_metadata nothing;
+  const kvmeld::attention_spec filled = spec_of(dim).checked();
+  CHECK_FALSE(kvmeld::head_ref(nothing, 0, filled, 0, kvmeld::storage::f32, {}, {}).one_memory());
+}

@@ -229,7 +229,7 @@ class cache_base {
       expects(head(h).one_memory() == one_memory_, call,
               ": expected values in the keys' memory in all heads or in none, got heads 0 and ", h);
     }
-    if (one_memory_) {
+    if (one_memory_ || same) {
       detail::expect_latent(call, *specs_, type_.keys);
     }
   }
