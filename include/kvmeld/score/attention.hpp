@@ -114,14 +114,10 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
         for (index_t i = 0; i < count; ++i) {
           logit[i] = log_mass(first + i, dots[i]);
         }
-        for (index_t i = 0; terms.has_slopes() && i < count; ++i) {
-          logit[i] += terms.bias(g0 + g, head.position(first + i), head.next_position() - 1);
-        }
-        for (index_t i = 0; terms.has_window() && i < count; ++i) {
-          const bool hidden = terms.hides(head.position(first + i), head.next_position() - 1);
-          logit[i] = hidden ? lowest : logit[i];
-        }
         std::copy_n(logit, count, mass[g]);
+        if (terms.by_place()) {
+          terms.place(head, g0 + g, head.next_position() - 1, first, count, mass[g]);
+        }
         if (!probabilities.empty()) {
           std::copy_n(mass[g], count, probabilities.data() + std::ptrdiff_t{g0 + g} * n + first);
         }

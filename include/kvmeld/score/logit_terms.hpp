@@ -12,6 +12,7 @@ namespace kvmeld::inline v0 {
 namespace score {
 
 /// Of the query heads `g` of one KV head. A model without these terms leaves every number as it is.
+/// What few models have is out of line: attention's sweep takes in what all of them run.
 class logit_terms {
  public:
   explicit logit_terms(const head_ref& head)
@@ -22,24 +23,28 @@ class logit_terms {
         window_(head.spec().window) {}
 
   bool caps() const { return soft_cap_ > 0; }
-  bool has_slopes() const { return slopes_ != nullptr; }
-  bool has_window() const { return window_ > 0; }
+  /// Does a slot's place say anything of its logit?
+  bool by_place() const { return slopes_ != nullptr || window_ > 0; }
 
   /// `cap · tanh(logit / cap)` (Gemma 2; Bello et al. 2016, arXiv 1611.09940).
   float cap(float logit) const { return caps() ? soft_cap_ * std::tanh(logit / soft_cap_) : logit; }
   /// The same of products, in place: `scale` times the new one is the capped logit. Whole vectors,
   /// so that no number's bits depend on where it stands.
   template <class Products>
-  void cap_products(Products&& dots) const {
+  KVMELD_NOINLINE void cap_products(Products&& dots) const {
     dots = (dots * (scale_ / soft_cap_)).tanh() * (soft_cap_ / scale_);
   }
-  /// ALiBi (Press et al. 2022, arXiv 2108.12409): what a slot's place adds to a logit.
-  float bias(index_t g, index_t slot_position, index_t query_position) const {
-    return slopes_[g] * static_cast<float>(slot_position - query_position);
-  }
-  /// Has a slot before the query left its window?
-  bool hides(index_t slot_position, index_t query_position) const {
-    return query_position - slot_position >= window_;
+  /// What the places of `count` slots from `first` on make of their logits, for query head `g` at
+  /// `position`: ALiBi (Press et al. 2022, arXiv 2108.12409) is added, and those that have left the
+  /// window are −∞.
+  KVMELD_NOINLINE void place(const head_ref& head, index_t g, index_t position, index_t first,
+                             index_t count, float* logit) const {
+    for (index_t i = 0; slopes_ != nullptr && i < count; ++i) {
+      logit[i] += slopes_[g] * static_cast<float>(head.position(first + i) - position);
+    }
+    for (index_t i = 0; window_ > 0 && i < count; ++i) {
+      logit[i] = position - head.position(first + i) >= window_ ? softmax<>::nothing : logit[i];
+    }
   }
   /// What a softmax begins with: the mass that no slot has (gpt-oss), or nothing.
   softmax<> sink(index_t g) const {

@@ -103,11 +103,8 @@ class query_blocks {
       const float l = head_.scale() * logit[s] + head_.log_mass(s);
       logit[s] = head_.position(s) <= position ? l : lowest;
     }
-    for (index_t s = 0; terms_.has_slopes() && s < slots; ++s) {
-      logit[s] += terms_.bias(r % head_.group(), head_.position(s), position);
-    }
-    for (index_t s = 0; terms_.has_window() && s < slots; ++s) {
-      logit[s] = terms_.hides(head_.position(s), position) ? lowest : logit[s];
+    if (terms_.by_place()) {
+      terms_.place(head_, r % head_.group(), position, 0, slots, logit);
     }
     std::fill(logit + slots, logit + padded(slots), lowest);
     return row_of(r, slots);
