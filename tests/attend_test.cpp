@@ -280,7 +280,7 @@ TEST_CASE("attend refuses what it cannot do, and writes nothing", "[attend][erro
     }
   };
   refuses(empty, q.data(), out.data(), 0, 0, "expected at least 1 slot, got an empty head");
-  refuses(kv, nullptr, out.data(), 0, 0, "expected q and out [2, 3], got null");
+  refuses(kv, nullptr, out.data(), 0, 0, "expected q [2, 3] and out [2, 3], got null");
   refuses(kv, q.data(), nullptr, 0, 0, "got null");
   refuses(kv, q.data(), out.data(), 9, 0, "expected probabilities [2, 5], got 9 floats");
   refuses(kv, q.data(), out.data(), 5, 0, "got 5 floats");

@@ -47,8 +47,8 @@ decoder decoder::load(const std::filesystem::path& folder) {
                                   "mlp.down_proj",
                                   "self_attn.q_norm",
                                   "self_attn.k_norm",
-                                  nullptr,
-                                  nullptr};
+                                  "",
+                                  ""};
   return {shape, read_weights(checkpoint(folder), shape, names)};
 }
 

@@ -35,7 +35,7 @@ std::optional<kvmeld::rotary> llama3_of(const kvmeld::rotary& plain, const float
 }
 
 /// What Gemma 2 and 3 have beside a llama's parts. Layers without a window are every second or
-/// sixth one; the file does not say so.
+/// sixth one, unless the file says otherwise.
 void read_gemma(const file& from, const std::string& at, bool third, config& c) {
   c.post_norms = true;
   c.mlp = activation::gelu;
@@ -46,7 +46,7 @@ void read_gemma(const file& from, const std::string& at, bool third, config& c) 
   c.soft_cap = third ? 0 : cap("attn_logit_softcapping");
   c.logit_cap = cap("final_logit_softcapping");
   c.window = from.count(at + "attention.sliding_window", third ? 0 : 4096);
-  c.full_every = third ? 6 : 2;
+  c.full_every = from.count(at + "attention.sliding_window_pattern", third ? 6 : 2);
   c.window_rope = kvmeld::rotary::halves(
       from.number(at + "rope.freq_base_swa", third ? 10'000 : c.rope.base()));
   if (c.layers == (third ? 62 : 46)) {
@@ -79,8 +79,9 @@ architecture read_architecture(const file& from) {
                                          "rope.scaling.type",
                                          "rope.scaling.factor"};
   if (is_gemma) {
-    known.insert(known.end(), {"attention.sliding_window", "rope.freq_base_swa",
-                               "attn_logit_softcapping", "final_logit_softcapping"});
+    known.insert(known.end(),
+                 {"attention.sliding_window", "attention.sliding_window_pattern",
+                  "rope.freq_base_swa", "attn_logit_softcapping", "final_logit_softcapping"});
   }
   from.expect_keys(at, known);
   architecture a{.shape = {}, .adjacent_pairs = name == "llama"};
