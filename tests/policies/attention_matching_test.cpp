@@ -63,9 +63,9 @@ struct compared {
   oracle::head expected;
 
   compared(const oracle::attention_matching& o, index_t tokens, index_t dim, index_t group,
-           index_t target, index_t value_dim)
-      : kv(fixtures::random_cache<Scalar>(tokens, dim, group, 0, 1, fixtures::default_rope,
-                                          value_dim)),
+           index_t target, index_t value_dim, const fixtures::layer_terms& terms)
+      : kv(fixtures::random_cache<Scalar>(
+            tokens, terms.shape(1, group, dim, tokens + 1, fixtures::default_rope, value_dim))),
         queries(tokens, group, dim, 2) {
     kv.head(0).log_mass(11) = 2;
     kv.head(0).log_mass(12) = -3;
@@ -78,9 +78,10 @@ struct compared {
 template <class Scalar = float>
 void agree(const attention_matching& policy, const oracle::attention_matching& o, index_t tokens,
            index_t dim, index_t group, index_t target, double tolerance = 1e-4,
-           index_t value_dim = 0) {
-  auto [kv, queries, expected] =
-      fixtures::clearly([&] { return compared<Scalar>(o, tokens, dim, group, target, value_dim); });
+           index_t value_dim = 0, const fixtures::layer_terms& terms = {}) {
+  INFO(terms.name << ", dim " << dim << ", group " << group);
+  auto [kv, queries, expected] = fixtures::clearly(
+      [&] { return compared<Scalar>(o, tokens, dim, group, target, value_dim, terms); });
   auto state = fixtures::make_state(policy, kv);
   fixtures::compress(policy, kv, state, queries, target);
   CHECK(kv.head(0).length() == static_cast<index_t>(expected.slots.size()));
@@ -153,8 +154,10 @@ TEST_CASE("attention_matching is its oracle", "[oracle]") {
     const attention_matching policy{.omp = omp, .recent = recent};
     const oracle::attention_matching o{.omp = omp, .recent = recent};
     INFO("omp " << omp << ", dim " << dim << ", group " << group << ", recent " << recent);
-    agree(policy, o, 90, dim, group, 30);
     agree(policy, o, 90, dim, group, 30, 1e-4, 11);
+    for (const fixtures::layer_terms& terms : fixtures::merged_terms) {
+      agree(policy, o, 90, dim, group, 30, 1e-4, 0, terms);
+    }
   }
 }
 

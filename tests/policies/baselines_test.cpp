@@ -234,7 +234,6 @@ TEST_CASE("compactor is its oracle", "[oracle]") {
       agree(kvmeld::compactor{.chunk = 30, .blend = blend},
             oracle::compactor{.chunk = 30, .blend = static_cast<double>(blend)}, s);
     }
-    // Not 0: when the newest token may leave, the oracle gives its position to the next one.
     agree(kvmeld::compactor{.sinks = 0, .window = 1}, oracle::compactor{.sinks = 0, .window = 1},
           s);
   }

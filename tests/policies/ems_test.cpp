@@ -76,8 +76,10 @@ TEST_CASE("ems is its oracle where most tokens share entries, in several prompts
 
 TEST_CASE("attention over shared entries is that over all their tokens", "[oracle]") {
   const index_t dim = 9, group = 2;
+  const fixtures::layer_terms terms = GENERATE(from_range(fixtures::merged_terms));
+  INFO(terms.name);
   const alike_tokens data{5, dim};
-  ems_pair both_ways({.window = 6}, dim, group, 20);
+  ems_pair both_ways({.window = 6}, dim, group, 20, fixtures::default_rope, terms);
   both_ways.prompt(data, 100);
   both_ways.steps(data, 60);
   REQUIRE(both_ways.sharing() == 60);

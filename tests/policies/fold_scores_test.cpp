@@ -6,6 +6,7 @@
 #include "kvmeld/kvmeld.hpp"
 #include "oracle/oracle.hpp"
 #include "support/fixtures.hpp"
+#include "support/terms.hpp"
 
 using fixtures::index_t;
 using kvmeld::any_policy;
@@ -71,6 +72,8 @@ TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a sha
   const index_t of_group = GENERATE(1, 3), width = GENERATE(7, 16), clusters = GENERATE(0, 9);
   const index_t slots = 40, chunk = 48, of_values = width == 7 ? 12 : 9;
   const float evicted = GENERATE(0.0F, 0.3F, 0.9F);
+  const fixtures::layer_terms terms = GENERATE(from_range(fixtures::merged_terms));
+  INFO(terms.name << ", dim " << width << ", group " << of_group << ", evicted " << evicted);
   fold policy;
   policy.pins = fold::pin_rule::scores, policy.clusters = clusters, policy.evicted = evicted;
   const oracle::fold o{.sinks = 4,
@@ -82,11 +85,8 @@ TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a sha
                        .by_scores = true,
                        .clusters = clusters,
                        .evicted = evicted};
-  fixtures::cache<float> kv{{.heads = 1,
-                             .group = of_group,
-                             .dim = width,
-                             .capacity = slots + chunk,
-                             .value_dim = of_values}};
+  fixtures::cache<float> kv{
+      terms.shape(1, of_group, width, slots + chunk, fixtures::default_rope, of_values)};
   auto state = fixtures::make_state(any_policy(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   for (int round = 0; round < 2; ++round) {

@@ -7,6 +7,7 @@
 #include "kvmeld/kvmeld.hpp"
 #include "oracle/oracle.hpp"
 #include "support/fixtures.hpp"
+#include "support/terms.hpp"
 
 using fixtures::index_t;
 using kvmeld::any_policy;
@@ -17,6 +18,8 @@ TEST_CASE("fold by scores in a stream is its oracle: what stands out has all but
           "[oracle]") {
   const index_t of_group = GENERATE(1, 3), width = GENERATE(7, 16), more = GENERATE(0, 3, 37);
   const bool shared = GENERATE(false, true);
+  const fixtures::layer_terms terms = GENERATE(from_range(fixtures::merged_terms));
+  INFO(terms.name << ", dim " << width << ", group " << of_group);
   fold policy = shared ? fold{}.sharing(40) : fold{.pins = fold::pin_rule::scores};
   policy.decode.period = 4, policy.decode.stride = 1;
   const index_t slots = shared ? policy.slots_beside_pins() + more : 40;
@@ -29,7 +32,7 @@ TEST_CASE("fold by scores in a stream is its oracle: what stands out has all but
                        .stride = 1,
                        .decode_recent = 10};
   fixtures::cache<float> kv{
-      {.heads = 1, .group = of_group, .dim = width, .capacity = slots + 1, .value_dim = width + 3}};
+      terms.shape(1, of_group, width, slots + 1, fixtures::default_rope, width + 3)};
   auto state = fixtures::make_state(any_policy(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   const budget most = kvmeld::budget_within(any_policy(policy), slots);

@@ -141,7 +141,9 @@ TEST_CASE("fold in decode is the prototype's", "[golden]") {
 
 TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle]") {
   const index_t dim = GENERATE(1, 7, 16), group = GENERATE(1, 3);
+  const fixtures::layer_terms terms = GENERATE(from_range(fixtures::merged_terms));
   const index_t slots = 40, chunk = 48;
+  INFO(terms.name << ", dim " << dim << ", group " << group);
   fold policy;
   policy.decode.period = 4;
   const oracle::fold o{.sinks = 4,
@@ -153,7 +155,7 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
                        .period = 4};
   const index_t of_values = GENERATE(0, 5) + dim;
   fixtures::cache<float> kv{
-      {.heads = 1, .group = group, .dim = dim, .capacity = slots + chunk, .value_dim = of_values}};
+      terms.shape(1, group, dim, slots + chunk, fixtures::default_rope, of_values)};
   auto state = fixtures::make_state(kvmeld::any_policy(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   for (int round = 0; round < 2; ++round) {

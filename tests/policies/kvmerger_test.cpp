@@ -27,7 +27,6 @@ std::pair<kvmerger, oracle::kvmerger> both(kvmerger p) {
 }  // namespace
 
 TEST_CASE("kvmerger is its oracle", "[oracle]") {
-  // The latest stays: the oracle counts positions on from the newest that is held.
   using enum kvmerger::mode;
   const kvmerger table[] = {
       {},

@@ -68,7 +68,9 @@ TEST_CASE("kvzip is its oracle", "[oracle]") {
 TEST_CASE("a second reading scores as the oracle does, and leaves the cache as it was",
           "[oracle]") {
   const index_t group = GENERATE(1, 3), dim = 8, tokens = 70, again = 83;
-  auto kv = fixtures::random_cache(tokens, dim, group, tokens + again);
+  const fixtures::layer_terms terms = GENERATE(from_range(fixtures::evicted_terms));
+  INFO(terms.name << ", group " << group);
+  auto kv = fixtures::random_cache(tokens, terms.shape(1, group, dim, tokens + again));
   kv.head(0).log_mass(7) = 1.5F;
   const kvzip policy;
   auto state = fixtures::make_state(policy, kv);

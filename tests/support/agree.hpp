@@ -9,6 +9,7 @@
 #include "support/clearly.hpp"
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
+#include "support/terms.hpp"
 
 namespace fixtures {
 
@@ -18,6 +19,7 @@ struct setting {
   double clear = 1e-4;  ///< margin of decisions in decode; more where merged rows are rounded
   kvmeld::rotary rope = default_rope;
   index_t value_dim = 0;  ///< 0: `dim`
+  layer_terms terms = {};
 
   index_t of_values() const { return value_dim == 0 ? dim : value_dim; }
 };
@@ -34,6 +36,16 @@ inline const setting settings[] = {{100, 8, 1, 40, 60},
                                    {1, 8, 2, 24, 90, 31},
                                    {100, 20, 2, 40, 50, 0, 1e-4, default_rope, 12},
                                    {90, 12, 1, 40, 50, 45, 1e-4, default_rope, 20}};
+
+/// A prompt and a decode run in layers of each of `terms`.
+inline std::vector<setting> in_layers(const std::vector<layer_terms>& terms) {
+  std::vector<setting> all;
+  for (const layer_terms& t : terms) {
+    all.push_back({.tokens = 90, .dim = 8, .group = 2, .target = 40, .steps = 40, .terms = t});
+    all.push_back({.tokens = 1, .dim = 5, .group = 3, .target = 24, .steps = 60, .terms = t});
+  }
+  return all;
+}
 
 /// An oracle's policy, whichever it is.
 struct any_oracle {

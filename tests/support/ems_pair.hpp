@@ -106,13 +106,13 @@ struct ems_pair {
   oracle::head expected;
 
   ems_pair(const ems& p, index_t dim, index_t group, index_t slots,
-           const kvmeld::rotary& rope = default_rope)
+           const kvmeld::rotary& rope = default_rope, const layer_terms& terms = {})
       : policy(p),
         slow(both(p, rope).second),
         target(slots),
-        kv({.heads = 1, .group = group, .dim = dim, .capacity = 400, .rope = rope}),
+        kv(terms.shape(1, group, dim, 400, rope)),
         state(fixtures::make_state(policy, kv)),
-        expected(oracle::make_head(dim, group)) {}
+        expected(to_oracle(kv.head(0))) {}
 
   void check_same() {
     REQUIRE(oracle::set_difference(to_oracle(kv.head(0)), expected) < 1e-5);

@@ -19,7 +19,7 @@ void agree(const kvmeld::any_policy& policy, const any_oracle& oracle_policy, co
            double tolerance, const std::type_identity_t<looks<Scalar>>& also) {
   INFO(policy.name() << ": " << s.tokens << " tokens of " << s.dim << " and " << s.of_values()
                      << ", group " << s.group << ", target " << s.target << ", trigger "
-                     << s.trigger);
+                     << s.trigger << ", " << s.terms.name);
   struct begun {
     fixtures::cache<Scalar> kv;
     queries prompt;
@@ -30,16 +30,14 @@ void agree(const kvmeld::any_policy& policy, const any_oracle& oracle_policy, co
     oracle::head expected;
     oracle::mat out = {};
   };
+  const auto shape = s.terms.shape(1, s.group, s.dim, s.tokens + s.steps + 1, s.rope, s.value_dim);
   std::optional<begun> start;
   std::vector<taken> steps;
   const auto count = static_cast<std::size_t>(s.steps);
   for (int tries = 0; !start || steps.size() < count; ++tries) {
     REQUIRE(tries < 20);
     start = clearly([&] {
-      begun b{random_cache<Scalar>(s.tokens, s.dim, s.group, s.tokens + s.steps + 1, 1, s.rope,
-                                   s.value_dim),
-              queries(s.tokens, s.group, s.dim),
-              {}};
+      begun b{random_cache<Scalar>(s.tokens, shape), queries(s.tokens, s.group, s.dim), {}};
       b.expected = to_oracle(b.kv.head(0));
       oracle_policy.prompt(b.expected, b.prompt.tensor(), s.target);
       return b;
