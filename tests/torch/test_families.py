@@ -100,7 +100,7 @@ def row(family: str) -> str:
     for layer in cache.compressed:
         n, dim = 2 * len(layer.rotates.frequencies), layer.heads.keys.shape[2]
         pairs = "interleaved" if layer.rotates.interleaved else "halves"
-        part = "" if n == dim else f" of {'the last ' if layer.rotates.first else ''}{n} of {dim} dims"
+        part = "" if n == dim else f" of {'the last ' if layer.rotates.last else ''}{n} of {dim} dims"
         rotated[f"{pairs}{part}" if n else "none"] = 0
     spec = cache.compressed[0].spec if cache.compressed else None
     terms = [name for name, x in (("soft cap", spec and spec.soft_cap), ("sinks", spec and spec.sinks)) if x]

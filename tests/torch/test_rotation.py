@@ -12,7 +12,10 @@ def tables(model, tokens=500):
     return rotation.measured(model.base_model, tokens)
 
 
-@pytest.mark.parametrize("family", ["llama", "llama yarn", "llama3", "phi", "gpt_neox", "cohere", "glm4", "olmo2"])
+FAMILIES = ("llama", "llama yarn", "llama3", "phi", "gpt_neox", "cohere", "glm4", "deepseek_v3")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_frequencies_are_the_model_s(family):
     scaling = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
     scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 256}
@@ -21,7 +24,8 @@ def test_frequencies_are_the_model_s(family):
     for layer in tables(model).values():
         measured = torch.tensor(layer.frequencies, dtype=torch.float64)
         torch.testing.assert_close(measured, wanted, rtol=1e-4, atol=1e-8)
-        assert layer.interleaved == (family in ("cohere", "glm4")) and layer.first == 0
+        assert layer.interleaved == (family in ("cohere", "glm4"))
+        assert layer.last == (family == "deepseek_v3")
 
 
 def test_each_layer_is_measured():

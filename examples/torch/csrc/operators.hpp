@@ -34,9 +34,10 @@ static_assert(kvmeld::executor<threads>);
 /// Refused: shared slots of a policy without scores, fewer than it can share.
 const kvmeld::any_policy& policy_of(std::string_view text);
 /// What a model's attention has beside its shape and scale, as numbers: the soft cap, whether
-/// rotated pairs are interleaved, then three lists with their lengths before them: frequencies in
-/// radians per position, logits of the sinks and ALiBi's slopes `[KV heads of a layer * group]`.
-/// `spec.kv_heads`, the heads of all sequences, becomes that of a layer where such a list says it.
+/// rotated pairs are interleaved, whether they are a head's last ones, then three lists with their
+/// lengths before them: frequencies in radians per position, logits of the sinks and ALiBi's slopes
+/// `[KV heads of a layer * group]`. `spec.kv_heads`, the heads of all sequences, becomes that of a
+/// layer where such a list says it.
 void read_terms(std::span<const double> numbers, kvmeld::attention_spec& spec);
 
 /// One for all heads, or one for each. `triggers`: none is `target + 1`.

@@ -27,11 +27,12 @@ void read_terms(std::span<const double> numbers, kvmeld::attention_spec& spec) {
     return taken(static_cast<std::size_t>(length));
   };
   using pairing = kvmeld::rotary::pairing;
-  const auto head = taken(2);
+  const auto head = taken(3);
   spec.soft_cap = static_cast<float>(head[0]);
   if (const auto frequencies = list(); !frequencies.empty()) {
     spec.rope =
         kvmeld::rotary::table(frequencies, head[1] == 0 ? pairing::halves : pairing::interleaved);
+    spec.rope = head[2] == 0 ? spec.rope : spec.rope.last();
   }
   for (std::vector<float>* const of_heads : {&spec.sink_logits, &spec.alibi_slopes}) {
     const auto given = list();

@@ -55,9 +55,10 @@ def by_interface(model: PreTrainedModel) -> bool:
         x = torch.randn(1, _TOKENS, model.config.hidden_size, generator=draw).to(model.device, model.dtype)
         own, mine = (f(layer, x, **_on(model, given))[0].float() for f in (kind.forward, forward))
         off, size = float((own - mine).abs().max()), float(own.abs().max())
-        if off > _ROUNDING * size:
+        if not off <= _ROUNDING * size:
             raise RuntimeError(
-                f"kvmeld: {kind.__name__}: expected its own outputs (up to {size:.3g}), got some that differ by {off:.3g}"
+                f"kvmeld: {kind.__name__}: expected its own outputs (up to {size:.3g}), "
+                f"got some that differ by {off:.3g}"
             )
         layer.forward = partial(forward, layer)
     return True

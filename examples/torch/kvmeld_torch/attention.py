@@ -106,7 +106,7 @@ class Own:
         return torch.cat(out, 1)
 
     def _added(self, mask: Tensor | None, rows: Tensor, before: int, seen: int) -> Tensor:
-        """What is added to logits of the queries at `rows` [batch, 1 or heads, rows, seen], `before` keys before all."""
+        """What is added to logits of the queries at `rows` [batch, 1 or heads, rows, seen]."""
         part = mask[:, :, rows] if mask is not None else _causal(rows + before, seen)
         if part.dtype != torch.bool:
             return part
@@ -138,7 +138,7 @@ class Own:
             mine = heads.attend(q[0, :, -1].unflatten(0, (k.shape[1], -1)).contiguous())[0].flatten()
             own = self.eager(q, k, v)[0, -1].flatten()
             worst = int((mine - own).abs().argmax())
-            if (mine - own)[worst].abs() > _ROUNDING:
+            if not (mine - own)[worst].abs() <= _ROUNDING:
                 raise RuntimeError(
                     f"kvmeld: {type(self.module).__name__}: expected the outputs of its own attention, such as "
                     f"{own[worst]:.5g}, got {mine[worst]:.5g}"
@@ -149,7 +149,7 @@ _ROUNDING = 1e-3  # of outputs of random rows of size 1, in float32 or a kernel'
 
 
 def _random_rows(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Iterator[list[Tensor]]:
-    """Of some tokens, in float32: with logits as large as those that models cap, and with ones that a sink outweighs."""
+    """Of some tokens, in float32: with logits as large as models cap, and with ones that a sink outweighs."""
     scale = scaling if scaling is not None else query.shape[3] ** -0.5
     draw = torch.Generator().manual_seed(37)
     for size in (8.0, 0.5):

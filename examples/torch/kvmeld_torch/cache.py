@@ -89,8 +89,8 @@ class Cache(TransformersCache):
         state = _own_state(model, batch)
         if self.replay and state is not None:
             raise RuntimeError(
-                f"kvmeld_torch.Cache: {self.policy}: expected layers that can read a prompt a second time, got those of "
-                f"{type(state).__name__} (replay=False scores by the prompt's own queries)"
+                f"kvmeld_torch.Cache: {self.policy}: expected layers that can read a prompt a second time, "
+                f"got those of {type(state).__name__} (replay=False scores by the prompt's own queries)"
             )
         self.state, self.layers = state, layers
 

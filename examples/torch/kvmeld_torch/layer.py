@@ -99,7 +99,6 @@ class Layer(CacheLayerMixin):
     def attend(self, own: Own, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Attention of the new tokens `[batch, tokens, heads, dim]`, which are taken in."""
         self._waiting = False
-        query, key = self.rotates.to_front(query), self.rotates.to_front(key)
         batch, kv_heads, tokens, _ = key.shape
         # Which are no padding; the last token sees all that are there.
         real = None if mask is None else mask[:, 0, -1, -tokens:].expand(batch, tokens)
@@ -133,6 +132,7 @@ class Layer(CacheLayerMixin):
             own.scaling or 0.0,
             self.rotates.frequencies,
             self.rotates.interleaved,
+            self.rotates.last,
             soft_cap=cap or 0.0,
             sinks=() if sinks is None else tuple(sinks.flatten().tolist()),
             slopes=() if own.slopes is None else tuple(own.slopes.tolist()),

@@ -22,11 +22,7 @@ class Rotation:
 
     frequencies: tuple[float, ...] = ()  # radians per position, of each pair
     interleaved: bool = False  # pairs (2i, 2i + 1), not (i, i + number of pairs)
-    first: int = 0  # dim that the pairs begin at
-
-    def to_front(self, x: Tensor) -> Tensor:
-        """Rows `[..., dim]` with the dims that rotate before the others; of queries and keys no logit changes."""
-        return x.roll(-self.first, -1) if self.first else x
+    last: bool = False  # the pairs are of a head's last dims, not its first
 
 
 def calling_model() -> tuple[PreTrainedModel, int]:
@@ -38,7 +34,7 @@ def calling_model() -> tuple[PreTrainedModel, int]:
             given = [frame.f_locals.get(name) for name in ("inputs_embeds", "input_ids")]
             return model, next((len(x) for x in given if isinstance(x, Tensor)), 1)
         frame = frame.f_back
-    raise RuntimeError("kvmeld_torch.Cache: expected a call in the forward pass of a model of transformers, got another")
+    raise RuntimeError("kvmeld_torch.Cache: expected a call in a transformers model's forward pass, got another")
 
 
 def measured(model: PreTrainedModel, tokens: int) -> dict[int, Rotation]:
@@ -101,12 +97,14 @@ def _rotation(name: str, rows: Tensor, positions: Tensor) -> Rotation:
     first = int(moved[0])
     # The length of a pair is the same at all positions.
     lengths = x[..., first, None] ** 2 + x[..., first + 1 :] ** 2
-    partner = 1 + int((lengths - lengths[:, :1]).abs().sum((0, 1)).argmin())
+    change = (lengths - lengths[:, :1]).abs().sum((0, 1))
+    partner = 1 + int(change.argmin()) if len(change) else x.shape[-1]
     interleaved = partner == 1
-    pairs = (int(moved[-1]) - first) // 2 + 1 if interleaved else partner
+    end = x.shape[-1] if first else int(moved[-1]) + 2  # some may turn by less than rounding
+    pairs = (end - first) // 2 if interleaved else partner
     here = torch.arange(pairs)
     i, j = (first + 2 * here, first + 2 * here + 1) if interleaved else (first + here, first + here + pairs)
-    if int(j[-1]) >= x.shape[-1]:
+    if int(j[-1]) >= x.shape[-1] or (first and int(j[-1]) + 1 < x.shape[-1]):
         i, j, pairs = i[:0], j[:0], 0
     pair = torch.complex(x[..., i], x[..., j])
     angle = (pair * pair[:, :1].conj()).sum(0).angle()  # [positions, pairs], within a turn
@@ -121,9 +119,9 @@ def _rotation(name: str, rows: Tensor, positions: Tensor) -> Rotation:
     rounding = 16 * eps + 4 * torch.finfo(torch.float32).eps * positions
     off = (rotated - x).abs().amax((0, 2)) / size
     worst = int((off - rounding).argmax())
-    if off[worst] > rounding[worst]:
+    if not off[worst] <= rounding[worst]:
         raise RuntimeError(
             f"kvmeld: {name}: expected queries and keys rotated in pairs by a frequency each, got rows that differ by "
             f"{off[worst]:.2g} of the largest number at position {positions[worst]} (rounding: {rounding[worst]:.2g})"
         )
-    return Rotation(tuple(frequency.tolist()), interleaved, first)
+    return Rotation(tuple(frequency.tolist()), interleaved, first > 0)
