@@ -135,7 +135,7 @@ struct expected_attention {
       for (index_t s = 0; s < n; ++s) {
         mass[s] = is_protected(s) ? -std::numeric_limits<float>::infinity() : mass[s];
       }
-      score::softmax<> all = score::logit_terms(head).sink(g);
+      score::softmax<> all;  // a sink is left out, as protected slots are
       all.take(mass);
       score += logit.row(g).transpose() / (all.sum * static_cast<float>(group));
     }
