@@ -32,6 +32,7 @@ program_options program_options::parse(int count, const char* const* arguments) 
   app.add_flag("--equal", o.equal, "under fold too the same budget for every head");
   app.add_option("--trigger", o.trigger,
                  "return to an equal budget at so many slots; 0: never hold more than the budget");
+  app.add_option("--room", o.room, "slots beside the budget that the tokens written may fill");
   app.add_option("--mode", o.mode,
                  "own (kvmeld's attention) or repack (the engine's, in the longest head's cells)");
   app.add_option("--predict", o.predict, "tokens to write, or fewer: the text may end before");
@@ -59,6 +60,7 @@ program_options program_options::parse(int count, const char* const* arguments) 
       "--cache-type: expected f16 or f32 (in mode own q8_0 too), got '" + o.cache_type + "'");
   for (const auto& [name, value, least] : {std::tuple{"--budget", o.budget, 1},
                                            {"--trigger", o.trigger, 0},
+                                           {"--room", o.room, 0},
                                            {"--predict", o.predict, 0},
                                            {"--chunk", o.chunk, 0},
                                            {"--cells", o.cells, 0},
@@ -159,6 +161,7 @@ int run(program_options o, std::ostream& out, std::ostream& progress) {
   const auto named = evaluate::detail::parse_policy(o.policy);
   budget limit = budget_of(named.policy, o.budget, o.equal);
   limit.trigger = o.trigger;
+  limit.slack = o.room;
   const auto read_all = static_cast<index_t>(prompt.size()), all = read_all + o.predict;
   o.chunk = o.chunk > 0 ? o.chunk : limit.is_shared ? read_all : 256;
   // Equal budgets end a prompt with every micro-batch, shared ones with a chunk of several.
@@ -166,12 +169,13 @@ int run(program_options o, std::ostream& out, std::ostream& progress) {
   const bool own = o.mode == "own", bounded = named.policy.evicts() &&
                                               named.policy.supports_decode() &&
                                               o.untouched.empty() && !limit.is_shared;
-  const index_t most = std::max(all, o.budget + 1),
+  const index_t most = std::max(all, o.budget + o.room + 1),
                 recent = std::max(1, llama_model_n_swa(model.get()));
-  const index_t cells = o.cells > 0 ? o.cells
-                        : own       ? batch + recent
-                        : bounded   ? std::max(limit.trigger_length() - 1, recent) + batch
-                                    : most;
+  const index_t cells =
+      o.cells > 0 ? o.cells
+      : own       ? batch + recent
+      : bounded   ? std::max({limit.trigger_length() - 1, o.budget + o.room, recent}) + batch
+                  : most;
   const ggml_type rows = type_of(o.cache_type);
   session compressed(model.get(), parameters_of(cells, batch, rows, o.threads),
                      compression{named.policy,

@@ -32,7 +32,8 @@ std::vector<contender> contenders_of(const evaluate::options& o, const std::vect
       expect_plain("--policies", p.name);
       const index_t slots = b.slots(o.prompt);
       for (const bool equal : {false, true}) {
-        const budget limit = budget_of(p.policy, slots, equal);
+        budget limit = budget_of(p.policy, slots, equal);
+        limit.slack = o.room;
         for (const mode how : modes) {
           if (!equal || budget_of(p.policy, slots, false).is_shared) {
             contenders.push_back(
@@ -54,16 +55,6 @@ engine::tokenizer tokenizer_of(const std::filesystem::path& model, index_t vocab
   }
   auto codec = engine::gguf::vocabulary_of(model);
   return engine::tokenizer(codec ? std::move(codec) : engine::byte_codec());
-}
-
-/// A text, with the token in place of its first that the model expects there (Gemma).
-std::vector<int> begun(const llama_model* model, std::span<const int> text) {
-  std::vector<int> tokens(text.begin(), text.end());
-  const auto* const vocab = llama_model_get_vocab(model);
-  if (llama_vocab_get_add_bos(vocab)) {
-    tokens.front() = llama_vocab_bos(vocab);
-  }
-  return tokens;
 }
 
 /// Does the model write the value, and no digit more, behind a body and the question?
@@ -133,25 +124,26 @@ void run_tables(const evaluate::options& o, const std::string& gguf, const std::
       session s(model.get(), parameters_of(most, o.prompt, GGML_TYPE_F16, 1), c.by);
       for (const auto& n : needles) {
         // The question stands behind the fact, over the end of the body.
-        const auto body =
-            begun(model.get(), std::span(n.body).first(n.body.size() - n.question.size()));
+        const auto body = std::span(n.body).first(n.body.size() - n.question.size());
         found += answers(s, tokens, body, n) ? 1 : 0;
       }
     }
     // Where heads share a budget, the longest may hold all of a text.
     const bool ragged = full || c.by->how.limits.front().is_shared;
     session s(model.get(),
-              parameters_of(ragged ? most : std::max(c.slots + 1, recent) + parts, parts,
+              parameters_of(ragged ? most : std::max(c.slots + o.room + 1, recent) + parts, parts,
                             GGML_TYPE_F16, 1),
               c.by);
     for (const auto& n : o.tasks.stream ? early : decltype(early)()) {
-      found_early += answers(s, tokens, begun(model.get(), n.body), n) ? 1 : 0;
+      found_early += answers(s, tokens, n.body, n) ? 1 : 0;
     }
     double nats = 0, divergence = 0;
     std::size_t counted = 0, row = 0;
     for (std::size_t i = 0; i < (o.tasks.stream ? streams : 0); ++i) {
       s.clear();
-      const auto part = begun(model.get(), std::span(text).subspan(i * apart, length));
+      std::vector<int> part(text.begin() + static_cast<std::ptrdiff_t>(i * apart),
+                            text.begin() + static_cast<std::ptrdiff_t>(i * apart + length));
+      part.front() = tokens.begin().value_or(part.front());
       for (std::size_t at = 0; at < length; at += static_cast<std::size_t>(parts)) {
         s.read(std::span(part).subspan(
                    at, std::min<std::size_t>(static_cast<std::size_t>(parts), length - at)),

@@ -79,6 +79,7 @@ TEST_CASE("llama.cpp: the program refuses what cannot be, by the option's name")
   CHECK(said({"--cache-type", "q8_0"}) == "not refused");
   for (const auto& [name, least] : {std::pair{"--budget", 1},
                                     {"--trigger", 0},
+                                    {"--room", 0},
                                     {"--predict", 0},
                                     {"--chunk", 0},
                                     {"--cells", 0},
