@@ -120,8 +120,7 @@ class compressor {
 template <policy P>
 void compressor<P>::reset() {
   error_ = nullptr;
-  begun_ = false;
-  seen_ = 0;
+  begun_ = false, seen_ = 0;
   cells_.clear(), positions_.clear();
   layers_.emplace(setup_, policy_);
 }
@@ -251,9 +250,10 @@ bool compressor<P>::note_attention(index_t l, const ggml_tensor* t, mode expecte
   if (!layers_->holds(l)) {
     return false;
   }
-  for (const auto& seen : {std::span(cells_), std::span(chunk_)}) {
-    expect_attended(mask, static_cast<index_t>(chunk_.size()) - 1, seen, l);
-  }
+  expects(begun_, "llama.cpp: expected the cells of the tokens before '", t->name, "', got ",
+          another_graph);
+  const auto last = static_cast<index_t>(chunk_.size()) - 1;
+  expect_attended(mask, last, cells_, l), expect_attended(mask, last, chunk_, l);
   auto& of = (*layers_)[l];
   of.factor = read_attention(t, l, of.model);
   if (!layers_->cache().whole(l)) {
