@@ -13,7 +13,6 @@
 /// attention takes the place of the engine's; the engine's cells hold the newest token alone.
 /// Layers that attend to a window are the engine's in both modes: their cells are left alone, and
 /// in the other layers as many tokens as a window keep theirs.
-///
 /// One sequence, from position 0, at a time. A batch may be as long as the cells that are free.
 /// Budgets that the heads of the model share (`budget::shared(512)`, the best for `fold`) are
 /// divided when the prompt has ended: `kv.end_prompt()` after its last llama_decode. Until then
@@ -81,8 +80,7 @@ class compressor {
   void reset();
   kvmeld::llama::report report();
 
-  /// For inspection.
-  layers<P>& held() { return *layers_; }
+  layers<P>& held() { return *layers_; }  ///< for inspection
 
  private:
   static bool failed(void* self) { return static_cast<compressor*>(self)->error_ != nullptr; }
@@ -98,10 +96,8 @@ class compressor {
   /// False: the layer is the engine's alone.
   bool note_attention(index_t l, const ggml_tensor* t, mode expected, const ggml_tensor* mask);
 
-  /// All layers have attended: back to the budgets.
-  void finish();
-  /// Free cells back to the engine.
-  void settle();
+  void finish();  // all layers have attended: back to the budgets
+  void settle();  // free cells back to the engine
 
   P policy_;
   options options_;
@@ -257,7 +253,7 @@ bool compressor<P>::note_attention(index_t l, const ggml_tensor* t, mode expecte
   auto& of = (*layers_)[l];
   of.factor = read_attention(t, l, of.model);
   if (!layers_->cache().whole(l)) {
-    check(policy_, of.model);
+    kvmeld::check(policy_, of.model);
   }
   of.came.scale = true;
   return true;
