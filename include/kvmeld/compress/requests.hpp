@@ -113,7 +113,7 @@ class request_calls : protected compressor_base<P> {
           by_policy(h, [&](const auto& p) {
             return try_step(p, head, one.state, work[0], q, k, v, one.limit, out.data());
           });
-          q += any.group() * any.dim(), k += any.dim(), v += any.own_value_dim();
+          q += std::ptrdiff_t{any.group()} * any.dim(), k += any.dim(), v += any.own_value_dim();
         }
       }
     }

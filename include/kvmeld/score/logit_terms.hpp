@@ -43,7 +43,9 @@ class logit_terms {
       logit[i] += slopes_[g] * static_cast<float>(head.position(first + i) - position);
     }
     for (index_t i = 0; window_ > 0 && i < count; ++i) {
-      logit[i] = position - head.position(first + i) >= window_ ? softmax<>::nothing : logit[i];
+      if (position - head.position(first + i) >= window_) {
+        logit[i] = softmax<>::nothing;
+      }
     }
   }
   /// What a softmax begins with: the mass that no slot has (gpt-oss), or nothing.
