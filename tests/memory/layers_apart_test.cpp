@@ -145,7 +145,7 @@ TEST_CASE("layers apart may interleave by slots, pages and numbers", "[cache]") 
   std::vector<kvmeld::q8_0> values(16);
   const std::vector v{rows(std::span(values).first(8), layout::nhd),
                       rows(std::span(values).last(8), layout::nhd)};
-  for (const std::size_t byte : {0, 2, 32, 34, 36, 66, 68}) {
+  for (const std::size_t byte : {0U, 2U, 32U, 34U, 36U, 66U, 68U}) {
     const auto make = [&] {
       kvmeld::strided_cache(blocks, {.layers = 2, .capacity = 8}, std::vector{at(0), at(byte)}, v);
     };
