@@ -76,8 +76,9 @@ class family_file {
       count("rope.scaling.original_context_length", 1024);
     }
     number("rope.freq_base", 10'000);
-    number("attention.layer_norm_rms_epsilon", 1e-5F),
-        number("attention.layer_norm_epsilon", 1e-5F);
+    number(
+        f.arch == "cohere2" ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",
+        1e-5F);
     for (const auto& [key, x] : f.numbers) {
       number(key, x);
     }

@@ -83,10 +83,14 @@ TEMPLATE_TEST_CASE("a head_ref has the rows of its head", "[head_ref]", float, E
 TEST_CASE("heads know what the model computes, wherever their cache is moved to", "[views]") {
   const auto rope = kvmeld::rotary::interleaved(500).dims(2);
   const fixtures::cache_shape shape{.heads = 2, .group = 3, .dim = 4, .capacity = 8, .rope = rope};
-  std::vector<float> rows(2 * 8 * 4);
+  std::vector<float> keys(2 * 8 * 4), values(keys.size());
   index_t pages[2] = {0, 1};
-  const auto l = fixtures::layout<float>::token_head_dim(rows.data(), 2, 4),
-             p = fixtures::layout<float>::page_slot_head_dim(rows.data(), 4, 2, 4);
+  const auto strided = [](auto& rows) {
+    return fixtures::layout<float>::token_head_dim(rows.data(), 2, 4);
+  };
+  const auto paged = [](auto& rows) {
+    return fixtures::layout<float>::page_slot_head_dim(rows.data(), 4, 2, 4);
+  };
   const auto check = [&](auto kv) {
     const auto head = kv.head(1);
     const auto moved = std::move(kv);
@@ -96,8 +100,8 @@ TEST_CASE("heads know what the model computes, wherever their cache is moved to"
     CHECK((head.group() == 3 && head.dim() == 4 && head.scale() == 0.5F));
   };
   check(fixtures::cache<float>(shape));
-  check(fixtures::strided_view<float>(shape, l, l));
-  check(fixtures::paged_view<float>(shape, p, p, {pages, 4}));
+  check(fixtures::strided_view<float>(shape, strided(keys), strided(values)));
+  check(fixtures::paged_view<float>(shape, paged(keys), paged(values), {pages, 4}));
   kvmeld::cache still({.kv_heads = 1, .key_dim = 4}, {.capacity = 1});
   CHECK_FALSE(still.head(0).spec().rope.rotates());
 }
