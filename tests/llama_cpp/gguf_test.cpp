@@ -161,7 +161,7 @@ TEST_CASE("gguf: random models of other families have llama.cpp's logits") {
     const auto tokens = draw_tokens(200, family::vocab);
     const auto d = distance_of(ours.network, load_gguf(folder.path() / "model.gguf").get(), tokens);
     CAPTURE(d.most, d.size);
-    CHECK(d.most < 1e-3F);
+    CHECK(d.most < 3e-4F * d.size);  // ggml's GELU is a table of halves
     CHECK(d.size > 1);
   }
 }
