@@ -138,8 +138,9 @@ class compressor : private detail::request_calls<P> {
             const E& run = {}) {
     this->expect_rows("step", heads, in, out, 1);
     this->expect_tokens(heads);
-    const index_t group = kv_.head(0).group(), dim = kv_.head(0).dim(), rows = group * dim,
-                  of_v = kv_.head(0).value_dim(), own_v = kv_.head(0).own_value_dim();
+    const head_ref any = kv_.head(0);
+    const index_t group = any.group(), dim = any.dim(), rows = group * dim, of_v = any.value_dim(),
+                  own_v = any.own_value_dim();
     lease work(this->pool_, run.workers());
     run(heads.count(), [&](index_t i, index_t worker) {
       const index_t h = heads[i];
