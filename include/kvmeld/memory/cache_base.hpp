@@ -193,7 +193,10 @@ class cache_base {
       expects(of.size() == 1 || of.size() == as_size(layers()), call, ": expected ", what,
               " of all layers in one, or of each of ", layers(), " layers, got ", of.size());
       cache_extents each = extents_;
-      each.layers = of.size() == 1 ? layers() : 1;
+      // Layers with tables of their own may take their pages from one pool.
+      const auto* how = std::get_if<strides>(&of.front().how());
+      const bool one_pool = tables.count > requests() && how != nullptr && how->layer == 0;
+      each.layers = of.size() == 1 && !one_pool ? layers() : 1;
       std::vector<placed_rows> list;
       for (const rows& r : of) {
         expects(errc::unsupported, r.type() == of.front().type(), call, ": expected ", what,
