@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kvmeld/kvmeld.hpp"
+#include "oracle/budgets.hpp"
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
@@ -130,6 +131,33 @@ TEST_CASE("one head: slots that heads share are divided by hand as a compressor 
       return each;
     });
   }
+}
+
+TEST_CASE("one head: heads of a layer that share by layer have equal slots, by composite scores") {
+  int uneven = 0;
+  for (const char* name : {"fold", "h2o", "snapkv:window=8"}) {
+    CAPTURE(name);
+    const auto own = kvmeld::make_policy(name), p = kvmeld::for_shared(own, slots);
+    compare(own, p, budget::shared_by_layer(slots), [&](kvmeld::cache& kv, auto& states) {
+      const auto shared = kvmeld::shared_slots::of(p);
+      std::vector<oracle::mat> scores(layers);
+      for (index_t h = 0; h < kv.heads(); ++h) {
+        std::vector<float> of_head;
+        const auto column = states[static_cast<std::size_t>(h)].column(shared.column);
+        kvmeld::add_shared_scores(kv.head(h), column, shared, of_head);
+        scores[static_cast<std::size_t>(h / 2)].emplace_back(of_head.begin(), of_head.end());
+      }
+      std::vector<index_t> each;
+      for (const int more : oracle::composite_budgets(scores, layers * (slots - shared.own),
+                                                      tokens - shared.own - 1)) {
+        each.insert(each.end(), 2, shared.own + more);
+      }
+      CHECK(each.front() + each.back() == layers * slots);
+      uneven += each.front() != slots ? 1 : 0;
+      return each;
+    });
+  }
+  CHECK(uneven > 0);
 }
 
 TEST_CASE("one head: what cannot be shared or compressed is refused by name") {

@@ -17,11 +17,17 @@ struct budget {
   index_t trigger = 0;
   index_t slack = 0;       ///< slots beside these that decoding may fill before it evicts
   bool is_shared = false;  ///< `slots` are a head's on average, divided over the model by scores
+  bool by_layer = false;   ///< shared, and equal for the heads of a layer
 
   /// `slots` a head on average, divided over all heads of the model by one threshold over their
   /// scores; `slack` more for each after the prompt.
   static constexpr budget shared(index_t slots, index_t slack = 0) {
     return {slots, 0, slack, true};
+  }
+  /// The same with equal slots for all heads of a layer, each with its own tokens: for engines that
+  /// have one page table, or one length, for a layer.
+  static constexpr budget shared_by_layer(index_t slots, index_t slack = 0) {
+    return {slots, 0, slack, true, true};
   }
 
   /// Slots at which a head is compressed; for a budget of all positions, that many.

@@ -166,4 +166,29 @@ inline std::vector<int> global_budgets(const mat& scores, int total, int most) {
   return budget;
 }
 
+/// Equal slots for the heads of a layer, `scores` [layers][heads][slots]: the r-th composite slot
+/// of a layer holds the r-th best slot of each of its heads and scores the mean of theirs
+/// (KVCompose); the `total` best composite slots of the model are chosen, at most `most` a layer.
+inline std::vector<int> composite_budgets(const std::vector<mat>& scores, int total, int most) {
+  mat composite;
+  for (const mat& layer : scores) {
+    vec mean;
+    for (std::size_t r = 0; r < layer.front().size(); ++r) {
+      double sum = 0;
+      for (const vec& head : layer) {
+        // The r-th best: as many are better, or as good and earlier.
+        for (std::size_t s = 0; s < head.size(); ++s) {
+          std::size_t before = 0;
+          for (std::size_t t = 0; t < head.size(); ++t)
+            before += head[t] > head[s] || (head[t] == head[s] && t < s) ? 1 : 0;
+          if (before == r) sum += head[s];
+        }
+      }
+      mean.push_back(sum / static_cast<double>(layer.size()));
+    }
+    composite.push_back(mean);
+  }
+  return global_budgets(composite, total, most);
+}
+
 }  // namespace oracle

@@ -158,7 +158,19 @@ class compressor_base : protected head_policies<P> {
       of(h).state.extend(head.length());  // tokens that came without queries have no score
       add_shared_scores(head, of(h).state.column(shared.column), shared, scores.emplace_back());
     }
-    return divide_slots(scores, shared, slots, longest);
+    if (!this->shares_by_layer(heads.front())) {
+      return divide_slots(scores, shared, slots, longest);
+    }
+    const auto each = as_size(kv_.head(0).spec().kv_heads);
+    std::vector<std::vector<float>> layers;
+    for (auto i = std::size_t{0}; i < scores.size(); i += each) {
+      layers.push_back(composite_scores(std::span(scores).subspan(i, each)));
+    }
+    std::vector<index_t> of_heads;
+    for (const index_t n : divide_slots(layers, shared, slots, longest)) {
+      of_heads.insert(of_heads.end(), each, n);
+    }
+    return of_heads;
   }
 
   /// Before head `h` is brought to budget `b`.

@@ -71,6 +71,8 @@ class head_policies {
 
   /// Do the scores of all layers decide how many slots head `h` has?
   bool shares(index_t h) const { return !is_cut(h) && budget_of(h).is_shared; }
+  /// Are they equal for the heads of a layer?
+  bool shares_by_layer(index_t h) const { return shares(h) && budget_of(h).by_layer; }
   /// Slots that a prompt of head `h` is brought to, unless it shares them.
   index_t slots_of(index_t h) const {
     return is_cut(h) ? kv_.head(h).spec().window : budget_of(h).slots;

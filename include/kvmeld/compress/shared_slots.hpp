@@ -2,9 +2,10 @@
 /// How slots that a model's heads share are divided between them: by one threshold over the scores.
 #pragma once
 
-#include <algorithm>  // std::ranges::min_element
-#include <cstdint>    // std::int64_t
-#include <limits>     // std::numeric_limits
+#include <algorithm>   // std::ranges::min_element
+#include <cstdint>     // std::int64_t
+#include <functional>  // std::greater
+#include <limits>      // std::numeric_limits
 #include <span>
 #include <vector>
 
@@ -63,6 +64,21 @@ inline void add_shared_scores(const head_ref& head, std::span<const float> colum
       scores.push_back(column[static_cast<std::size_t>(s)]);
     }
   }
+}
+
+/// Scores of a layer whose heads must hold equally many slots, each its own tokens: the mean of
+/// their best scores, of their second best, and so on (composite tokens of KVCompose, Akulov et al.
+/// 2025). `heads`: the scores of each; one that has fewer adds nothing to the mean.
+inline std::vector<float> composite_scores(std::span<std::vector<float>> heads) {
+  std::vector<float> mean;
+  for (std::vector<float>& of_head : heads) {
+    std::ranges::sort(of_head, std::greater<>{}, [](float score) { return rank(score); });
+    mean.resize(std::max(mean.size(), of_head.size()));
+    for (std::size_t r = 0; r < of_head.size(); ++r) {
+      mean[r] += of_head[r] / static_cast<float>(heads.size());
+    }
+  }
+  return mean;
 }
 
 /// Slots `[heads]` by one threshold over the scores of each head, `slots` a head on average. No
