@@ -52,13 +52,13 @@ enum class budget_allocation {
   ada_kv,
   duo_attention,
   global,
+  composite,
   profile
 };
 
-/// Are a model's slots shared by all of its heads: by one threshold, or by a profile of it?
-inline bool is_shared(budget_allocation d) {
-  return d == budget_allocation::global || d == budget_allocation::profile;
-}
+/// Are a model's slots shared by all of its heads: by one threshold, over heads or over layers, or
+/// by a profile of it?
+inline bool is_shared(budget_allocation d) { return d >= budget_allocation::global; }
 
 /// Tokens that ask the model to read a prompt again.
 struct replay_words {
