@@ -6,7 +6,12 @@
 // filter between heads and weighs by the raw similarity. The kept keys a token is matched with are
 // all kept ones, protected ones too, as they were before this compression; the self-similarity of
 // the kept token in eq. 12 is 1. Log-mass and score of a kept slot do not change when it absorbs
-// others.
+// others, unless `counts`.
+//
+// counts (ours): slot j stands for n_j = exp(log-mass) tokens. Each of them has its slot's weight
+// in eqs. 11-12, and the slot made of j and E_j stands for n_j + sum n_i. code_weights (the
+// authors' code): k_j <- (n_j k_j + sum n_i u_ij k_i) / (n_j + sum n_i), values alike, with all n 1
+// unless `counts`: the raw similarity, divided by the number.
 #pragma once
 
 #include "oracle/match.hpp"
@@ -17,6 +22,7 @@ struct d2o {
   int sinks = 4;
   double recent = 0.25;  // share of target - sinks; N:M = 3:1 (N heavy hitters, M recent)
   double beta = 0.7;     // of eq. 10
+  bool counts = false, code_weights = false;
   combine group = combine::sum;
 
   /// Sinks, M recent, and the top N of the rest by cumulative attention (eqs. 7-8).
@@ -46,19 +52,23 @@ struct d2o {
     update_threshold(h, m);
     for (const std::size_t j : kept) {
       // Eqs. 11-12: weights e for the kept, exp(u_ij) for the assigned, divided by their sum Z.
-      const double e = std::exp(1.0);
-      double z = e;
+      std::vector<std::pair<const slot*, double>> members = {{&before[j], 1.0}};
       for (std::size_t i = 0; i < evicted.size(); ++i)
-        if (match[i].slot == j && !(match[i].cosine < h.threshold)) z += std::exp(match[i].cosine);
-      if (z == e) continue;  // none came
+        if (match[i].slot == j && !(match[i].cosine < h.threshold))
+          members.emplace_back(&before[evicted[i]], match[i].cosine);
+      if (members.size() == 1) continue;  // none came
+      double z = 0, all = 0;
       slot& s = h.slots[j];
       s.key = vec(s.key.size(), 0.0), s.value = vec(s.value.size(), 0.0);
-      add(s.key, e / z, before[j].key), add(s.value, e / z, before[j].value);
-      for (std::size_t i = 0; i < evicted.size(); ++i) {
-        if (match[i].slot != j || match[i].cosine < h.threshold) continue;  // evicted
-        const double w = std::exp(match[i].cosine) / z;
-        add(s.key, w, before[evicted[i]].key), add(s.value, w, before[evicted[i]].value);
+      for (const auto& [member, u] : members) {
+        const double n = counts ? std::exp(member->log_mass) : 1;
+        const double w = n * (code_weights ? u : std::exp(u));
+        add(s.key, w, member->key), add(s.value, w, member->value);
+        z += w, all += n;
       }
+      for (vec* x : {&s.key, &s.value})
+        for (double& e : *x) e /= code_weights ? all : z;
+      if (counts) s.log_mass = std::log(all);
     }
     keep_only(h, keep);
   }

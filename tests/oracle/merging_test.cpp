@@ -75,6 +75,31 @@ TEST_CASE("the oracle's D2O by hand", "[oracle]") {
   CHECK(h.slots[2].key == vec{1, 1});
 }
 
+TEST_CASE("the oracle's D2O: tokens counted, and the authors' weights", "[oracle]") {
+  oracle::d2o policy{.sinks = 1, .recent = 0.5};
+  const double e = std::exp(1.0), u = std::exp(0.8);
+  const head before = given({{1, 0}, {0, 1}, {3, 4}, {-1, 0}, {0, -2}}, {0, 5, 1, 0, 0});
+  head h = before;
+  policy.code_weights = true;  // 2 is 0.8 near 1: (k + 0.8 k_2) / 2
+  policy.prompt(h, {}, {}, 3);
+  CHECK(h.slots[1].key[0] == Approx(3 * 0.8 / 2));
+  CHECK(h.slots[1].value[1] == Approx((1 + 4 * 0.8) / 2));
+  CHECK(h.slots[1].log_mass == 0);
+  h = before;
+  h.slots[2].log_mass = std::log(3.0);
+  policy.counts = true;
+  policy.prompt(h, {}, {}, 3);
+  CHECK(h.slots[1].key[0] == Approx(3 * 3 * 0.8 / 4));
+  CHECK(h.slots[1].log_mass == Approx(std::log(4.0)));
+  h = before;
+  h.slots[2].log_mass = std::log(3.0);
+  policy.code_weights = false;
+  policy.prompt(h, {}, {}, 3);
+  CHECK(h.slots[1].key[0] == Approx(3 * 3 * u / (e + 3 * u)));
+  CHECK(h.slots[1].log_mass == Approx(std::log(4.0)));
+  CHECK(h.slots[2].log_mass == 0);
+}
+
 TEST_CASE("the oracle's D2O: several in one, and keys of zeros", "[oracle]") {
   const oracle::d2o policy{.sinks = 1, .recent = 0};
   const double e = std::exp(1.0);

@@ -29,6 +29,16 @@ TEST_CASE("d2o is its oracle", "[oracle]") {
     fixtures::agree(d2o{.recent = 0.5F, .sinks = 0, .beta = 0.2F},
                     oracle::d2o{.sinks = 0, .recent = 0.5, .beta = 0.2}, s, 1e-5, same_threshold);
   }
+  for (const bool counts : {false, true}) {
+    for (const bool code : {false, true}) {
+      const auto weights = code ? d2o::weighting::code : d2o::weighting::paper;
+      for (const auto& s : fixtures::settings) {
+        fixtures::agree(d2o{.beta = 0.5F, .counts = counts, .weights = weights},
+                        oracle::d2o{.beta = 0.5, .counts = counts, .code_weights = code}, s, 1e-5,
+                        same_threshold);
+      }
+    }
+  }
   const fixtures::setting narrow{100, 16, 2, 40, 20};
   fixtures::agree<Eigen::half>(d2o{}, oracle::d2o{}, narrow, 1e-2);
   fixtures::agree<Eigen::bfloat16>(d2o{}, oracle::d2o{}, narrow, 5e-2);
@@ -43,6 +53,36 @@ TEST_CASE("the threshold of d2o follows the oracle's over 1000 steps", "[oracle]
 TEST_CASE("a removal of d2o is its plan", "[laws]") {
   fixtures::removes_as_planned(d2o{}, 30, 8, 60);
   fixtures::removes_as_planned(d2o{.sinks = 0, .beta = 1}, 17, 33, 60);
+  fixtures::removes_as_planned(d2o{.counts = true, .weights = d2o::weighting::code}, 30, 8, 60);
+}
+
+TEST_CASE("d2o that counts: copies of a token attend as all of them did", "[d2o]") {
+  // All keys are one of three, values too: only copies are alike enough to merge (beta 0 keeps the
+  // first threshold, which is 1 less rounding). What the full cache gives, the merged one gives.
+  const index_t dim = 4, tokens = 60;
+  for (const bool counts : {true, false}) {
+    fixtures::cache<float> kv{{.heads = 1, .dim = dim, .capacity = tokens + 1}};
+    for (index_t t = 0; t < tokens; ++t) {
+      std::vector<float> k(4), v(4);
+      k[static_cast<std::size_t>(t % 3)] = 2;
+      v[static_cast<std::size_t>(t % 3)] = 3;
+      kv.append(0, k, v);
+    }
+    const auto head = kv.head(0);
+    const oracle::head before = fixtures::to_oracle(head);
+    auto state = fixtures::make_state(d2o{}, kv);
+    const d2o policy{.sinks = 3, .beta = 0, .counts = counts};
+    fixtures::compress(policy, kv, state, fixtures::queries(tokens, 1, dim).view(), budget{12});
+    REQUIRE(head.length() == 12);
+    double all = 0;
+    for (index_t s = 0; s < 12; ++s) {
+      all += std::exp(double{head.log_mass(s)});
+    }
+    CHECK(all == Approx(counts ? tokens : 12));
+    const oracle::mat probe = fixtures::to_mat(fixtures::normal(dim).data(), 1, dim);
+    const auto full = oracle::attend(before, probe), now = attend(fixtures::to_oracle(head), probe);
+    CHECK((oracle::difference(full.output, now.output) < 1e-5) == counts);
+  }
 }
 
 TEST_CASE("d2o merges what is near and drops what is not", "[d2o]") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <cmath>    // std::exp
+#include <cmath>    // std::exp, std::log
 #include <numbers>  // std::numbers::e_v
 
 #include "kvmeld/detail/arithmetic.hpp"
@@ -32,17 +32,24 @@ KVMELD_HD float d2o_threshold(float beta, float m, bool has_last, float last,
 ///           max_j u_ij < τ_t: evicted; τ_t = β m_t + (1 − β) τ_{t−1}, m_t the mean of
 ///           max_j u_ij over the evicted, τ_0 = m_0                     eq. 10
 ///   merge   k_j ← (e k_j + Σ_i exp(u_ij) k_i)/Z, values alike          eqs. 11–12
-/// Protected slots absorb too; score and log-mass of a slot that absorbs stay its own.
+/// Protected slots absorb too; score and log-mass of a slot that absorbs stay its own. Where tokens
+/// count (ours), β is the logarithm of a slot's tokens, and each of them has its slot's weight.
 struct d2o {
+  /// The authors' code: `(k_j + Σ_i u_ij k_i)/(1 + n)` of the n that join, values alike.
+  enum class weighting { paper, code };
+
   float recent = 0.25F;  ///< M as a share of the budget without its sinks
   index_t sinks = 4;     ///< first tokens that are never evicted
   float beta = 0.7F;     ///< β: how much of a new m_t enters the threshold
+  bool counts = false;   ///< do slots count their tokens: in log-mass, ln(1 + n), and in merges?
+  weighting weights = weighting::paper;
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "d2o"; }
   static constexpr attention_support supports{.alibi = false};
   static void parameters(auto& p, auto f) {
-    f("recent", p.recent), f("sinks", p.sinks), f("beta", p.beta);
+    f("recent", p.recent), f("sinks", p.sinks), f("beta", p.beta), f("mass", p.counts),
+        f("weights", p.weights);
   }
   enum column_name : index_t { score };
   static constexpr std::array<slot_stat, 1> slot_stats() {
@@ -85,16 +92,11 @@ struct d2o {
       }
     }
     merge::write_rows(head, work, out, [&](std::span<const index_t> members) {
-      const index_t j = members[0];
-      float z = e;
-      for (const index_t i : members.subspan(1)) {
-        z += std::exp(at(u, i));
-      }
-      out.add({j, e / z, e / z});
-      for (const index_t i : members.subspan(1)) {
-        out.add({i, std::exp(at(u, i)) / z, std::exp(at(u, i)) / z});  // eqs. 11–12
-      }
-      return head.log_mass(j);
+      return merged(
+          head, members, [&](index_t i) { return at(u, i); },
+          [&](index_t s, float w) {
+            out.add({s, w, w});
+          });
     });
     out.set_measured(m);
   }
@@ -110,13 +112,12 @@ struct d2o {
     if (j.cosine < next_threshold(state, j.cosine)) {
       return {.removed = c, .measured = j.cosine};
     }
-    const float z = e + std::exp(j.cosine);
-    return {.removed = c,
-            .into = j.slot,
-            .kept_weight = e / z,
-            .removed_weight = std::exp(j.cosine) / z,
-            .log_mass = head.log_mass(j.slot),
-            .measured = j.cosine};
+    slot_removal out{.removed = c, .into = j.slot, .measured = j.cosine};
+    const index_t members[] = {j.slot, c};
+    out.log_mass = merged(
+        head, members, [&](index_t) { return j.cosine; },
+        [&](index_t s, float w) { (s == c ? out.removed_weight : out.kept_weight) = w; });
+    return out;
   }
 
   /// eq. 10: what a change has measured enters the threshold.
@@ -134,7 +135,28 @@ struct d2o {
     return search::lowest_scored(head.length(), is_protected(head, target),
                                  search::column_score(state.column(score)));
   }
-  static constexpr float e = std::numbers::e_v<float>;  // exp of the kept key's self-similarity
+  /// Eqs. 11–12: slot `members[0]` with the others, which are `alike(i)`, u_ij, to it. Calls
+  /// `add(slot, weight)` for each; the log-mass afterwards.
+  template <class Alike, class Add>
+  float merged(const kv_head auto& head, std::span<const index_t> members, Alike alike,
+               Add add) const {
+    const bool paper = weights == weighting::paper;
+    const index_t j = members[0];
+    const auto tokens = [&](index_t s) { return counts ? std::exp(head.log_mass(s)) : 1.0F; };
+    const auto weight = [&](index_t s) {  // the kept key's self-similarity is 1
+      return s == j ? tokens(s) * (paper ? std::numbers::e_v<float> : 1.0F)
+                    : tokens(s) * (paper ? std::exp(alike(s)) : alike(s));
+    };
+    float z = 0, all = 0;
+    for (const index_t s : members) {
+      z += paper ? weight(s) : tokens(s);
+      all += tokens(s);
+    }
+    for (const index_t s : members) {
+      add(s, weight(s) / z);
+    }
+    return counts ? std::log(all) : head.log_mass(j);
+  }
 
   auto is_protected(const kv_head auto& head, index_t target) const {
     return protected_slots(head, sinks, share_of(recent, target - sinks));

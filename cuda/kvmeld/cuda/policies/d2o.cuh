@@ -12,6 +12,9 @@ namespace kvmeld::cuda {
 template <>
 struct device_policy<d2o> : evicting_policy {
   static d2o_rule rule(const d2o& policy, const attention_spec&) {
+    expects(!policy.counts, "cuda d2o: expected mass=0, got 1");
+    expects(policy.weights == d2o::weighting::paper,
+            "cuda d2o: expected the paper's weights, got the code's");
     return {{policy.combine, policy.sinks, policy.recent}, policy.beta};
   }
   /// Six launches.
