@@ -106,6 +106,13 @@ TEST_CASE("a layer whose attention varies more gets no more", "[budgets]") {
   }
 }
 
+TEST_CASE("the authors' exempt layers are the first two and the last", "[budgets]") {
+  using list = std::vector<index_t>;
+  CHECK(kvmeld::d2o_exempt_layers(30) == list{0, 1, 29});
+  CHECK(kvmeld::d2o_exempt_layers(2) == list{0, 1});
+  CHECK(kvmeld::d2o_exempt_layers(1) == list{0});
+}
+
 TEST_CASE("the variance of column sums is their population variance", "[budgets]") {
   CHECK(kvmeld::variance(std::vector<float>{1, 2, 3, 4}) == Approx(1.25));
   CHECK(kvmeld::variance(std::vector<float>{7, 7}) == 0);

@@ -111,12 +111,17 @@ std::vector<index_t> allocate_slots(const contender& c, index_t tokens,
     case budget_allocation::pyramid_infer:
       by_layers(kvmeld::pyramid_infer(layers, tokens - alone, total));
       break;
-    case budget_allocation::d2o: {
+    case budget_allocation::d2o:
+    case budget_allocation::d2o_exempt: {
       std::vector<double> variances;
       for (const kvmeld::head_state& s : measured) {
         variances.push_back(kvmeld::variance(s.column(0)));
       }
-      by_layers(kvmeld::layer_budgets(variances, layers, tokens - alone, total));
+      // The others' budget is what it was without the exempt layers, which keep all besides.
+      const auto exempt = c.budgets == budget_allocation::d2o ? std::vector<index_t>()
+                                                              : kvmeld::d2o_exempt_layers(layers);
+      by_layers(kvmeld::layer_budgets(variances, layers, tokens - alone,
+                                      total + count_of(exempt) * (tokens - slots), exempt));
       break;
     }
     case budget_allocation::duo_attention: {

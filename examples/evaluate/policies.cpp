@@ -66,10 +66,12 @@ void set_source(named_policy& p, const std::string& word) {
 }
 
 void set_division(named_policy& p, const std::string& word) {
-  constexpr std::array names = {"equal",         "pyramid_kv", "pyramid_infer", "d2o",    "ada_kv",
-                                "duo_attention", "global",     "composite",     "profile"};
+  constexpr std::array names = {"equal",      "pyramid_kv", "pyramid_infer", "d2o",
+                                "d2o_exempt", "ada_kv",     "duo_attention", "global",
+                                "composite",  "profile"};
   p.budgets = chosen<budget_allocation>('+', names, word, word);
   const bool by_scores = p.budgets == budget_allocation::d2o ||
+                         p.budgets == budget_allocation::d2o_exempt ||
                          p.budgets == budget_allocation::ada_kv || is_shared(p.budgets);
   detail::require(!by_scores || !p.policy.slot_stats().empty(),
                   "--policies: +" + word + ": expected a policy that scores slots, got " + p.name);

@@ -49,6 +49,7 @@ enum class budget_allocation {
   pyramid_kv,
   pyramid_infer,
   d2o,
+  d2o_exempt,
   ada_kv,
   duo_attention,
   global,

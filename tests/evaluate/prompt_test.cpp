@@ -74,6 +74,23 @@ TEST_CASE("prompts measured once are compressed as by compress itself, at any bu
   }
 }
 
+TEST_CASE("D2O's exempt layers keep all, the others what they had") {
+  std::vector<kvmeld::head_state> measured;
+  for (int head = 0; head < 5; ++head) {
+    measured.emplace_back(kvmeld::d2o{}.slot_stats(), 0, 90, "d2o");
+    measured.back().extend(90);
+    measured.back().column(0)[0] = static_cast<float>(head);
+  }
+  evaluate::contender c{.policy = kvmeld::d2o{}, .limit = {30}};
+  c.budgets = evaluate::budget_allocation::d2o_exempt;
+  const auto slots = evaluate::allocate_slots(c, 90, measured, 5);
+  CHECK(slots[0] == 90);
+  CHECK(slots[1] == 90);
+  CHECK(slots[4] == 90);
+  CHECK(slots[2] + slots[3] == 60);
+  CHECK(evaluate::detail::parse_policy("d2o+d2o_exempt").budgets == c.budgets);
+}
+
 TEST_CASE("fold is what a compressor makes of a shared budget") {
   const tiny_model files;
   const auto model = engine::decoder::load(files.file(""));

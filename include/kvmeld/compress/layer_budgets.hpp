@@ -95,12 +95,23 @@ inline double variance(std::span<const float> x) {
   return square;
 }
 
+/// The layers that D2O's authors' code keeps whole, in addition to the budget: 0, 1 and the last.
+inline std::vector<index_t> d2o_exempt_layers(index_t layers) {
+  std::vector<index_t> exempt;
+  for (index_t l = 0; l < layers; ++l) {
+    if (l < 2 || l == layers - 1) {
+      exempt.push_back(l);
+    }
+  }
+  return exempt;
+}
+
 /// D2O's budgets `[layers]` (arXiv 2406.13035, eqs. 4–5 and 13–16, as the authors' code has them):
 /// `S_l = α_l · total`, `α_l = exp(−F_l)/Σ exp(−F_m)`, so that the more concentrated a layer's
 /// attention, the smaller its share. `F_l`: the variances of a layer's heads, min–max normalised to
 /// [0, 1] and averaged (raw variances let one layer take all). Each within [length/100, length].
 /// `variances [layers, heads]`; `length` tokens of the prompt; `total` slots of all layers
-/// together, those included that are `exempt` and keep all (the authors: 0, 1 and the last).
+/// together, those included that are `exempt` and keep all (`d2o_exempt_layers`).
 inline std::vector<index_t> layer_budgets(std::span<const double> variances, index_t layers,
                                           index_t length, index_t total,
                                           std::span<const index_t> exempt = {}) {
