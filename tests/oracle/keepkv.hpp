@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// KeepKV (arXiv 2504.09936): votes and merges that leave the present output as it was (ZIP).
+// KeepKV (arXiv 2504.09936): votes and merges that leave the present output as it was (ZIP), with
+// decay 0 and one query head.
 //
 // Notation. Slot j has beta_j = ln p_j (p: votes, 1 for a fresh token) and an estimate
 // S_j = ln s_j of what s_j = exp(cap(scale q.k_j)) will be, log-mass not included. For G query
@@ -16,8 +17,10 @@
 //
 // Which score ranks the eviction: ln w_j = beta_j + S_j, the estimated unnormalised attention of
 // the slot with its votes (the paper does not define the selection). The lowest is removed, ties:
-// the higher slot. In code mode: the sum over the window of s_j, votes left out (the authors' code
-// can give newer rows more weight; their vectors do not).
+// the higher slot. In code mode: the sum over the window of s_j, votes left out. With R queries in
+// the window (at most `window`, since the prompt's first that counts), the oldest first, query r
+// counts 1 + (distance_weight - 1) r/(R - 1), the only one of R = 1 counts 1 (the authors' default:
+// 1.2; their vectors have 1).
 //
 // Merge (eqs. 7, 25, 26), any number of members, c (the kept) among them:
 //     ln w_j = beta_j + S_j     A = logsumexp_j ln w_j     P = logsumexp_j beta_j
@@ -64,13 +67,15 @@ struct keepkv {
   double recent = 0.5;      // share of the budget
   double similarity = 0.8;  // merge at or above it
   mode variant = mode::paper;
-  int window = 32;          // queries of a prompt that count; code: also in decode
-  double decay = 0.9;       // of the EMA, a in eq. 8; a value of ours
-  bool merge_first = true;  // of a prompt, paper mode
-  double epsilon = 1e-6;    // code: added to the mean of exp(logit)
+  int window = 32;             // queries of a prompt that count; code: also in decode
+  double decay = 0.9;          // of the EMA, a in eq. 8; a value of ours
+  bool merge_first = true;     // of a prompt, paper mode
+  double epsilon = 1e-6;       // code: added to the mean of exp(logit)
+  double distance_weight = 1;  // code: of the window's latest query
 
   /// One query of each head, seen by the slots at positions up to `at`.
   void observe(head& h, const mat& q, int at) const {
+    h.queries_seen = std::min(h.queries_seen + 1, window);
     for (slot& s : h.slots) {
       if (s.position > at) continue;
       vec logits;
@@ -101,7 +106,11 @@ struct keepkv {
         continue;
       }
       vec rows{-std::numeric_limits<double>::infinity()};
-      rows.insert(rows.end(), s.history.begin(), s.history.end());
+      for (std::size_t back = 1; back <= s.history.size(); ++back) {  // the latest is 1 back
+        const double r = h.queries_seen - static_cast<double>(back), last = h.queries_seen - 1;
+        const double weight = last > 0 ? 1 + (distance_weight - 1) * r / last : 1;
+        rows.push_back(s.history[s.history.size() - back] + std::log(weight));
+      }
       rank.push_back(log_sum(rows));
     }
     return rank;
@@ -206,6 +215,7 @@ struct keepkv {
 
   void prompt(head& h, const tensor& queries, const std::vector<int>& positions, int target) const {
     const std::vector<int> at = positions_or_last(h, queries.size(), positions);
+    h.queries_seen = 0;
     for (slot& s : h.slots) {  // "after a prompt, computed over the last W queries": of it alone
       s.seen = 0;
       s.history.clear();

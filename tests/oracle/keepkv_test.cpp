@@ -211,6 +211,30 @@ TEST_CASE("the oracle's KeepKV merges a prompt first, then evicts", "[oracle]") 
   }
 }
 
+TEST_CASE("the oracle's KeepKV in code mode: late queries may count more", "[oracle]") {
+  keepkv policy{.sinks = 0, .recent = 0, .similarity = 2, .variant = keepkv::mode::code};
+  policy.window = 3;
+  head h = oracle::make_head(2, 1, 1);
+  for (const vec& k : mat{{1, 0}, {0, 1}, {-1, -1}}) append(h, k, k);
+  // Slot 0 has 3 at first, slot 1 as much at last: of sums of s, e^3 + 2 and 2 + e^3.
+  const oracle::tensor queries = {{{9, 0}}, {{3, 0}}, {{0, 0}}, {{0, 3}}};
+  policy.distance_weight = 1.2;
+  policy.prompt(h, queries, {2, 2, 2, 2}, 3);
+  const double late = std::exp(3.0);
+  CHECK(policy.ranks(h)[0] == Approx(std::log(late + 1.1 + 1.2)));
+  CHECK(policy.ranks(h)[1] == Approx(std::log(1 + 1.1 + 1.2 * late)));
+  policy.step(h, {{0, 0}}, {-2, -2}, {0, 0}, 4);  // the new slot has one query, the last of three
+  CHECK(policy.ranks(h)[0] == Approx(std::log(1 + 1.1 + 1.2)));
+  CHECK(policy.ranks(h)[3] == Approx(std::log(1.2)));
+  SECTION("two queries, one query") {
+    head two = h;
+    policy.prompt(two, {{{0, 0}}, {{0, 0}}}, {3, 3}, 4);
+    CHECK(policy.ranks(two)[0] == Approx(std::log(1 + 1.2)));
+    policy.prompt(two, {{{0, 0}}}, {3}, 4);
+    CHECK(policy.ranks(two)[0] == Approx(0).margin(1e-12));
+  }
+}
+
 TEST_CASE("the oracle's KeepKV holds its budget and its mass", "[oracle]") {
   for (const auto mode : {keepkv::mode::paper, keepkv::mode::code}) {
     const keepkv policy{.sinks = 2, .similarity = -1, .variant = mode, .window = 8};

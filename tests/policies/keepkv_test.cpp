@@ -43,6 +43,7 @@ std::pair<keepkv, oracle::keepkv> both(keepkv p) {
   o.decay = p.decay;
   o.merge_first = p.merge_first;
   o.epsilon = p.epsilon;
+  o.distance_weight = p.distance_weight;
   return {p, o};
 }
 
@@ -78,9 +79,14 @@ TEST_CASE("keepkv is its oracle", "[oracle]") {
 }
 
 TEST_CASE("keepkv in code mode is its oracle", "[oracle]") {
-  const auto [policy, o] = both({.similarity = 0.3F, .variant = keepkv::mode::code, .window = 8});
-  for (const auto& s : fixtures::settings) {
-    fixtures::agree(policy, o, s, 1e-3);
+  for (const float latest : {1.0F, 1.2F, 5.0F}) {
+    const auto [policy, o] = both({.similarity = 0.3F,
+                                   .variant = keepkv::mode::code,
+                                   .window = 8,
+                                   .distance_weight = latest});
+    for (const auto& s : fixtures::settings) {
+      fixtures::agree(policy, o, s, 1e-3);
+    }
   }
 }
 
@@ -186,11 +192,54 @@ TEST_CASE("keepkv, theorem 3: merging changes nothing for the present query", "[
   CHECK(unscaled > 500);
 }
 
+TEST_CASE("keepkv keeps the present output with decay 0 and group 1, else nearly", "[theorem]") {
+  // Relative change of the present query's output by a step's merge, over 200 heads of 24 slots.
+  const auto changes = [](index_t group, float decay) {
+    const keepkv policy{.sinks = 0, .recent = 0, .similarity = -1, .decay = decay};
+    const index_t dim = 16, slots = 24;
+    std::vector<double> all;
+    for (int trial = 0; trial < 200; ++trial) {
+      fixtures::cache<float> kv{
+          {.heads = 1, .group = group, .dim = dim, .capacity = slots + 1, .scale = 0.25F}};
+      kv.append(0, fixtures::normal(slots * dim), fixtures::normal(slots * dim));
+      auto state = fixtures::make_state(policy, kv);
+      const auto head = kv.head(0);
+      fixtures::compress(policy, kv, state, fixtures::queries(slots, group, dim).view(),
+                         budget{slots});
+      const auto q = fixtures::normal(group * dim), k = fixtures::normal(dim),
+                 v = fixtures::normal(dim);
+      std::vector<float> before(q.size()), after(q.size());
+      fixtures::step(policy, kv, state, {q, k, v}, budget{slots}, before);  // as it was
+      REQUIRE(head.length() == slots);
+      kvmeld::attend(head, q.data(), after.data());
+      double difference = 0, size = 0;
+      for (std::size_t i = 0; i < before.size(); ++i) {
+        difference += std::pow(double{after[i]} - double{before[i]}, 2);
+        size += std::pow(double{before[i]}, 2);
+      }
+      all.push_back(std::sqrt(difference / size));
+    }
+    std::ranges::sort(all);
+    return std::pair(all[all.size() / 2], all.back());
+  };
+  CHECK(changes(1, 0).second < 1e-5);
+  const std::pair<index_t, float> moved[] = {{4, 0.0F}, {1, 0.9F}, {4, 0.9F}};
+  for (const auto& [group, decay] : moved) {
+    const auto [median, worst] = changes(group, decay);
+    INFO("group " << group << ", decay " << decay << ": " << median << ", at most " << worst);
+    CHECK(median > 1e-4);  // it is not kept
+    CHECK(median < 8e-2);
+    CHECK(worst < 1);
+  }
+}
+
 TEST_CASE("a removal of keepkv is its plan", "[laws]") {
   fixtures::removes_as_planned(keepkv{.similarity = 0.3F}, 30, 8, 60);
   fixtures::removes_as_planned(keepkv{.sinks = 0, .similarity = -1}, 17, 33, 60);
   fixtures::removes_as_planned(
       keepkv{.similarity = 0.3F, .variant = keepkv::mode::code, .window = 5}, 30, 8, 60);
+  fixtures::removes_as_planned(
+      keepkv{.variant = keepkv::mode::code, .window = 5, .distance_weight = 2}, 30, 8, 60);
 }
 
 TEST_CASE("keepkv's votes count tokens in code mode when all merge", "[keepkv]") {
@@ -218,7 +267,9 @@ TEST_CASE("keepkv refuses parameters out of range, and a step without its query"
       {{.similarity = 1.5F}, "a similarity in [-1, 1]"},
       {{.window = 0}, "queries in the window, got 0"},
       {{.decay = 1}, "a decay in [0, 1)"},
-      {{.epsilon = 0}, "a finite epsilon above 0"}};
+      {{.epsilon = 0}, "a finite epsilon above 0"},
+      {{.variant = keepkv::mode::code, .distance_weight = 0}, "a finite distance_weight above 0"},
+      {{.distance_weight = 1.2F}, "expected variant=1 (code) with a distance_weight"}};
   for (const auto& [policy, message] : bad) {
     CHECK_THROWS_WITH(policy.validate(), Catch::Contains(message));
   }

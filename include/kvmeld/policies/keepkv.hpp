@@ -11,8 +11,9 @@
 
 namespace kvmeld::inline v0 {
 
-/// KeepKV (Tian et al. 2025, arXiv 2504.09936): votes, and merges that leave the output of the
-/// present query as it was (ZIP). β_j = ln p_j, p_j votes; S_j the estimate of ln s_j,
+/// KeepKV (Tian et al. 2025, arXiv 2504.09936): votes, and merges that leave the output of a query
+/// as it was (ZIP) whose s is what S estimates: of the present one with decay 0 and one query head
+/// per KV head, else nearly. β_j = ln p_j, p_j votes; S_j the estimate of ln s_j,
 /// s_j = exp(scale · q·k_j), over the group's heads the mean.
 ///   score   ln w_j = β_j + S_j; S by a moving average of s           eq. 8
 ///           begun anew with a prompt's last queries
@@ -35,6 +36,8 @@ struct keepkv {
   float decay = 0.9F;       ///< a of the moving average, in [0, 1); ours; 0: the present query only
   bool merge_first = true;  ///< a prompt that comes with its queries, in paper mode
   float epsilon = 1e-6F;    ///< code: added to the mean of s
+  /// Code: weight of the window's latest query in the selection; the first has 1. The authors: 1.2.
+  float distance_weight = 1;
 
   static constexpr std::string_view name() { return "keepkv"; }
   attention_support supports() const {
@@ -43,7 +46,8 @@ struct keepkv {
   static void parameters(auto& p, auto f) {
     f("sinks", p.sinks), f("recent", p.recent), f("similarity", p.similarity),
         f("variant", p.variant), f("window", p.window), f("decay", p.decay),
-        f("merge_first", p.merge_first), f("epsilon", p.epsilon);
+        f("merge_first", p.merge_first), f("epsilon", p.epsilon),
+        f("distance_weight", p.distance_weight);
   }
   enum column_name : index_t { log_score, weight_sum };  // S and W (paper); code: the window's rows
   std::vector<slot_stat> slot_stats() const {
@@ -69,6 +73,10 @@ struct keepkv {
     expects(decay >= 0 && decay < 1, "keepkv: expected a decay in [0, 1), got ", decay);
     expects(epsilon > 0 && std::isfinite(epsilon),
             "keepkv: expected a finite epsilon above 0, got ", epsilon);
+    expects(distance_weight > 0 && std::isfinite(distance_weight),
+            "keepkv: expected a finite distance_weight above 0, got ", distance_weight);
+    expects(distance_weight == 1 || variant == mode::code,
+            "keepkv: expected variant=1 (code) with a distance_weight, got the paper's");
   }
 
  private:
@@ -223,10 +231,11 @@ struct keepkv {
   }
   /// Slot ↦ what it is ranked by; the authors' code without the votes.
   auto ranks(const kv_head auto& head, const head_state& state) const {
-    return [this, &head, &state](index_t s) {
-      return static_cast<float>(variant == mode::paper
-                                    ? log_weight(head, state, s)
-                                    : finite(detail::logit_window::sum(state, s)));
+    const auto of_code =
+        detail::logit_window::weighted_sums(state, variant == mode::code ? distance_weight : 1.0F);
+    return [this, &head, &state, of_code](index_t s) {
+      return static_cast<float>(variant == mode::paper ? log_weight(head, state, s)
+                                                       : finite(of_code(s)));
     };
   }
 

@@ -212,6 +212,26 @@ struct logit_window {
     return log_sum(as_size(state.slot_stats()),
                    [&](std::size_t c) { return double{at(state, static_cast<index_t>(c), s)}; });
   }
+  /// Slot ↦ `ln Σ w s` over the window's queries: `latest` is the weight of the last one, 1 that of
+  /// the first which any slot remembers, between them in a line.
+  static auto weighted_sums(const head_state& state, float latest) {
+    index_t rows = 0;
+    for (index_t s = 0; latest != 1 && s < state.length(); ++s) {
+      rows = std::max(rows, queries(state, s));
+    }
+    return [&state, latest, rows](index_t s) {
+      if (latest == 1) {
+        return sum(state, s);
+      }
+      const index_t columns = state.slot_stats(), now = static_cast<index_t>(state.memory()[0]);
+      return log_sum(as_size(columns), [&](std::size_t i) {
+        const auto c = static_cast<index_t>(i);
+        const index_t before = (now - 1 - c + columns) % columns;  // queries since this one
+        const double share = rows > 1 ? 1 - double(before) / (rows - 1) : 0;
+        return double{at(state, c, s)} + std::log(1 + share * (double{latest} - 1));
+      });
+    };
+  }
   /// `ln(mean s + epsilon)`
   static double mean(const head_state& state, index_t s, float epsilon) {
     const index_t seen_by = queries(state, s);
