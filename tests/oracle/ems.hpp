@@ -26,6 +26,10 @@
 //    are not alike). Zero vectors: 0. Ties to the lower slot. R >= threshold merges, else the zero
 //    class: the entry is evicted with all its tokens.
 //  - Without position, keys are turned back by their entries' positions for R, and only for R.
+//  - merge_unrotated: keys are turned back for the merge too; the direction that the tokens share
+//  is
+//    that of the un-rotated ones. The stored key is it, turned to the centre's position; a token's
+//    key is it, turned to the token's own. (The paper expands entries by their tokens' positions.)
 //  - Merge: direction = sum of S_i k_i/|k_i| over the centre and all that join it, normalised (the
 //    centre's own if that is 0); value = sum S_i v_i / sum S_i; all S_i = 1 if they sum to 0.
 //  - The table holds floor(gamma target + .5) tokens, those of the window and the sinks included.
@@ -40,7 +44,7 @@ namespace oracle {
 struct ems {
   int window = 32, kernel = 7, sinks = 4;
   double gamma = 4, threshold = 0.6;
-  bool with_position = true;
+  bool with_position = true, merge_unrotated = false;
   rope rotation = {};
   combine group = combine::sum;
 
@@ -59,7 +63,7 @@ struct ems {
   }
 
   /// One slot a token, entry by entry.
-  static head expanded(const head& h) {
+  head expanded(const head& h) const {
     head e = h;
     e.slots.clear();
     for (const slot& s : h.slots)
@@ -70,6 +74,7 @@ struct ems {
         token.position = m.position;
         if (s.members.size() > 1)
           for (double& x : token.key) x *= norm(s.key) > 0 ? m.norm / norm(s.key) : 0;
+        if (merge_unrotated) token.key = rotated(token.key, m.position - s.position, rotation);
         e.slots.push_back(token);
       }
     return e;
@@ -122,8 +127,12 @@ struct ems {
   }
 
   /// The centre `c` with all of `joining`; weights [slots].
-  static slot merged(const head& h, std::size_t c, const std::vector<std::size_t>& joining,
-                     const vec& weight) {
+  slot merged(const head& h, std::size_t c, const std::vector<std::size_t>& joining,
+              const vec& weight) const {
+    const auto key = [&](std::size_t i) {
+      return merge_unrotated ? rotated(h.slots[i].key, -h.slots[i].position, rotation)
+                             : h.slots[i].key;
+    };
     slot made = h.slots[c];
     if (joining.empty()) return made;
     std::vector<std::size_t> all = {c};
@@ -135,10 +144,11 @@ struct ems {
     for (std::size_t i : all) {
       const double w = total > 0 ? weight[i] / total : 1 / static_cast<double>(all.size());
       const double length = norm(h.slots[i].key);
-      if (length > 0) add(direction, w / length, h.slots[i].key);
+      if (length > 0) add(direction, w / length, key(i));
       add(made.value, w, h.slots[i].value);
     }
     const double length = norm(direction), own = made.members[0].norm;
+    if (merge_unrotated) direction = rotated(direction, made.position, rotation);
     if (length > 0)
       for (std::size_t e = 0; e < direction.size(); ++e) made.key[e] = own * direction[e] / length;
     for (std::size_t i : joining)

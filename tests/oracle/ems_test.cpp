@@ -35,7 +35,8 @@ TEST_CASE("EMS by hand: one entry for two tokens, each with its norm", "[oracle]
   CHECK(h.slots[1].value == vec{0, 5});
   // No key has changed its direction, so every query finds the mass it would have found.
   const mat probe = normal(6, 2);
-  CHECK(oracle::difference(attend(ems::expanded(h), probe).lse, attend(before, probe).lse) < 1e-14);
+  CHECK(oracle::difference(attend(policy.expanded(h), probe).lse, attend(before, probe).lse) <
+        1e-14);
   SECTION("another direction: the mean of the two, the lengths stay") {
     const double c = std::sqrt(0.5);
     before.slots[2].key = {c, c};
@@ -46,7 +47,7 @@ TEST_CASE("EMS by hand: one entry for two tokens, each with its norm", "[oracle]
     REQUIRE(before.slots[0].members.size() == 2);  // both keys at cos 0.71: values decide
     CHECK(before.slots[0].key[1] / before.slots[0].key[0] == Approx(u[1] / u[0]));
     CHECK(ems::norm(before.slots[0].key) == Approx(3));
-    CHECK(ems::norm(ems::expanded(before).slots[1].key) == Approx(1));
+    CHECK(ems::norm(policy.expanded(before).slots[1].key) == Approx(1));
   }
   SECTION("below the threshold, or alike by two opposites: the zero class") {
     const bool opposite = GENERATE(false, true);
@@ -56,6 +57,47 @@ TEST_CASE("EMS by hand: one entry for two tokens, each with its norm", "[oracle]
     REQUIRE(before.slots.size() == 3);
     for (const auto& s : before.slots) CHECK(s.members.size() == 1);
     CHECK(before.slots[0].value == vec{1, 1});
+  }
+}
+
+TEST_CASE("EMS merged un-rotated: tokens that are equal before rotation lose nothing", "[oracle]") {
+  // The last of four tokens is local; slots 1 and 2 are one key at two places, slot 2 twice as
+  // long.
+  const oracle::rope rotation;
+  head h = oracle::make_head(4, 1, 1);
+  const vec keys[] = {{0, 0, 3, 1}, {1, 2, 0, 0}, {2, 4, 0, 0}, {1, 1, 1, 1}};
+  const double values[] = {1, 5, 5, 2};
+  for (int t = 0; t < 4; ++t) append(h, oracle::rotated(keys[t], t, rotation), vec(4, values[t]));
+  const head before = h;
+  const ems policy{.window = 1,
+                   .kernel = 1,
+                   .sinks = 0,
+                   .with_position = false,
+                   .merge_unrotated = true,
+                   .rotation = rotation};
+  const mat probe = normal(6, 4);
+  policy.prompt(h, {{{-1, -1, -1, -1}}}, {}, 3);
+  REQUIRE(h.slots.size() == 3);
+  REQUIRE(h.slots[1].members.size() + h.slots[0].members.size() == 3);
+  CHECK(oracle::difference(attend(policy.expanded(h), probe).output, attend(before, probe).output) <
+        1e-12);
+  SECTION("two directions: their mean before rotation, at the centre's place") {
+    head two = before;
+    two.slots[2].key = oracle::rotated({2, 4, 1, 0}, 2, rotation);
+    const head as_was = two;
+    const oracle::slot made = policy.merged(
+        [&] {
+          ems::list_members(two);
+          return two;
+        }(),
+        1, {2}, {0, 1, 3, 0});
+    vec mean(4, 0.0);
+    oracle::add(mean, 1 / ems::norm(keys[1]), keys[1]);
+    oracle::add(mean, 3 / std::sqrt(21.0), {2, 4, 1, 0});
+    const double length = ems::norm(mean);
+    for (double& x : mean) x *= ems::norm(keys[1]) / length;
+    CHECK(oracle::difference(made.key, oracle::rotated(mean, 1, rotation)) < 1e-14);
+    CHECK(oracle::difference(ems{}.merged(two, 1, {2}, {0, 1, 3, 0}).key, made.key) > 1e-2);
   }
 }
 

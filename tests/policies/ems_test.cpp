@@ -30,7 +30,14 @@ const example table[] = {
     {{.window = 5, .gamma = 2.25F, .threshold = 0, .combine = kvmeld::group_combine::max}},
     {{.window = 8, .gamma = 1, .threshold = 0.2F, .combine = kvmeld::group_combine::mean}},
     {{.window = 8, .gamma = 8, .threshold = 0.05F, .with_position = false}},
-    {{.window = 3, .threshold = 0.1F, .with_position = false}, kvmeld::rotary::interleaved(500)}};
+    {{.window = 3, .threshold = 0.1F, .with_position = false}, kvmeld::rotary::interleaved(500)},
+    {{.window = 8,
+      .gamma = 8,
+      .threshold = 0.05F,
+      .with_position = false,
+      .merge_unrotated = true}},
+    {{.window = 5, .with_position = false, .merge_unrotated = true},
+     kvmeld::rotary::interleaved(500)}};
 
 }  // namespace
 
@@ -78,8 +85,10 @@ TEST_CASE("attention over shared entries is that over all their tokens", "[oracl
   const index_t dim = 9, group = 2;
   const fixtures::layer_terms terms = GENERATE(from_range(fixtures::merged_terms));
   INFO(terms.name);
+  const bool unrotated = GENERATE(false, true);
   const alike_tokens data{5, dim};
-  ems_pair both_ways({.window = 6}, dim, group, 20, fixtures::default_rope, terms);
+  ems_pair both_ways({.window = 6, .with_position = !unrotated, .merge_unrotated = unrotated}, dim,
+                     group, 20, fixtures::default_rope, terms);
   both_ways.prompt(data, 100);
   both_ways.steps(data, 60);
   REQUIRE(both_ways.sharing() == 60);
@@ -90,7 +99,7 @@ TEST_CASE("attention over shared entries is that over all their tokens", "[oracl
     std::vector<float> out(q.size()), p(2 * n), lse(2);
     kvmeld::attend(head, both_ways.policy.mass(head, both_ways.state[0]), q.data(), out.data(), p,
                    lse);
-    const auto expected = oracle::attend(oracle::ems::expanded(both_ways.expected),
+    const auto expected = oracle::attend(both_ways.slow.expanded(both_ways.expected),
                                          fixtures::to_mat(q.data(), group, dim));
     // Logits in the hundreds are known to a unit in their last place.
     const double tolerance = scale > 100 ? 1e-3 : 1e-5;
@@ -141,9 +150,14 @@ TEST_CASE("ems loses nothing of tokens that are equal but for their lengths", "[
 TEST_CASE("ems decodes in constant memory, and its table has an end", "[stream]") {
   const auto [gamma, places, trigger] = GENERATE(Catch::Generators::table<float, index_t, index_t>(
       {{4, 0, 0}, {2.5F, 0, 0}, {4, 20, 0}, {3, 0, 56}}));
-  const bool with_position = GENERATE(true, false);
+  const auto [with_position, merge_unrotated] = GENERATE(
+      Catch::Generators::table<bool, bool>({{true, false}, {false, false}, {false, true}}));
   const index_t dim = 16, group = 2, target = 48;
-  const ems policy{.window = 8, .gamma = gamma, .with_position = with_position, .table = places};
+  const ems policy{.window = 8,
+                   .gamma = gamma,
+                   .with_position = with_position,
+                   .merge_unrotated = merge_unrotated,
+                   .table = places};
   const alike_tokens data{6, dim};
   std::vector<std::vector<float>> q, k, v;  // drawn before: the loop itself must not allocate
   for (index_t t = 0; t < 64; ++t) {
@@ -261,6 +275,7 @@ TEST_CASE("ems refuses what it cannot do", "[errors]") {
       {{.sinks = -1}, "sinks, got -1"},
       {{.gamma = 0.5F}, "expected a gamma in [1, 1024], got 0.5"},
       {{.threshold = 2}, "expected a threshold in [-1, 1], got 2"},
+      {{.merge_unrotated = true}, "with_position=0 with merge_unrotated=1, got 1"},
       {{.table = -1}, "tokens in the table, got -1"}};
   for (const auto& [policy, message] : bad) {
     CHECK_THROWS_WITH(policy.validate(), Catch::Contains(message));

@@ -19,6 +19,7 @@ inline std::pair<ems, oracle::ems> both(const ems& p, const kvmeld::rotary& rope
   o.gamma = static_cast<double>(p.gamma);
   o.threshold = static_cast<double>(p.threshold);
   o.with_position = p.with_position;
+  o.merge_unrotated = p.merge_unrotated;
   o.rotation = {.base = rope.base(),
                 .interleaved = rope.pairs_as() == kvmeld::rotary::pairing::interleaved};
   o.group = p.combine == kvmeld::group_combine::max    ? oracle::combine::max

@@ -25,6 +25,9 @@ namespace kvmeld::inline v0 {
 ///   merge   key Σ S_i k_i/‖k_i‖ at the centre's norm, value Σ S_i v_i / Σ S_i, S scores
 ///   attend  token t of an entry: ℓ_t = scale · ‖k_t‖ · q·k̂; never expanded: one dot product an
 ///           entry, Σ_t exp(ℓ_t) by `mass`
+/// With `merge_unrotated` the keys that are merged are those before RoPE, and k̂ is turned to each
+/// token's own place: a dot product a token. N_tbm is appendix A's, (γ − 1) N_imp; §4.2 has (γ − 1)
+/// N_budget.
 /// Where the table is too small, the tokens of least s that are no centres are dropped. Decode
 /// takes one entry a step, or several with a trigger; these match the centres as they were.
 struct ems {
@@ -34,13 +37,15 @@ struct ems {
   float gamma = 4;            ///< γ: tokens a slot of the budget, at least 1
   float threshold = 0.6F;     ///< τ in [−1, 1]
   bool with_position = true;  ///< are keys compared as rotated, or as they were before?
-  index_t table = 0;          ///< tokens that may share entries; 0: (γ − 1) times the capacity
+  bool merge_unrotated = false;  ///< are keys merged as they were before RoPE, not as rotated?
+  index_t table = 0;  ///< tokens that may share entries; 0: (γ − 1) times the capacity
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "ems"; }
   static void parameters(auto& p, auto f) {
     f("window", p.window), f("kernel", p.kernel), f("sinks", p.sinks), f("gamma", p.gamma),
-        f("threshold", p.threshold), f("with_position", p.with_position), f("table", p.table);
+        f("threshold", p.threshold), f("with_position", p.with_position),
+        f("merge_unrotated", p.merge_unrotated), f("table", p.table);
   }
   static constexpr std::array<slot_stat, 5> slot_stats() {  // of the centres: `ems_table::field`
     constexpr slot_stat of_centre{slot_reduce::anchor},
@@ -68,6 +73,8 @@ struct ems {
     expects(gamma >= 1 && gamma <= 1024, "ems: expected a gamma in [1, 1024], got ", gamma);
     expects(threshold >= -1 && threshold <= 1, "ems: expected a threshold in [-1, 1], got ",
             threshold);
+    expects(!merge_unrotated || !with_position,
+            "ems: expected with_position=0 with merge_unrotated=1, got 1");
   }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
@@ -75,7 +82,8 @@ struct ems {
     expects(observed.query != nullptr || tokens.sharing() == 0, "ems: expected the step's query");
     tokens.measure(head);
     const bool full = ++tokens.queries() >= static_cast<float>(window);
-    detail::each_token_attention(head, tokens, observed, combine, [&](index_t t, float a) {
+    const auto logits = detail::ems_logits(head, tokens, merge_unrotated);
+    detail::each_token_attention(head, logits, tokens, observed, combine, [&](index_t t, float a) {
       tokens.at(tokens.all, t) += a;
       tokens.at(tokens.current, t) += a;
       if (full) {  // the window becomes the past
@@ -106,7 +114,7 @@ struct ems {
       tokens.at(tokens.past, t) += last;
     };
     if (tokens.sharing() > 0) {
-      detail::each_token_attention(head, state, tokens, reach, combine,
+      detail::each_token_attention(head, mass(head, state), tokens, reach, combine,
                                    [&](index_t i, index_t t, float a) {
                                      take(t, i < counted ? 0 : a, i < before_window ? 0 : a);
                                    });
@@ -165,7 +173,8 @@ struct ems {
       (x.source == e ? out.removed_key_weight : out.kept_key_weight) = x.key_weight;
     };
     detail::merge_entries(
-        head, [&](index_t s) { return search::key_norm(head, s); }, weight, members,
+        head.dim(), [&](index_t s) { return head.key(s); },
+        [&](index_t s) { return search::key_norm(head, s); }, weight, members,
         tokens.norm_of(head, centre.slot), add);
     return out;
   }
@@ -203,7 +212,9 @@ struct ems {
   }
 
   auto mass(const kv_head auto& head, const head_state& state) const {
-    return detail::ems_mass<std::remove_cvref_t<decltype(head)>>{head, {state, head.group()}};
+    using head_type = std::remove_cvref_t<decltype(head)>;
+    const detail::ems_table<const head_state> tokens(state, head.group());
+    return detail::ems_mass<head_type>{head, {head, tokens, merge_unrotated}};
   }
 
  private:
@@ -232,12 +243,14 @@ struct ems {
     const index_t n = head.length();
     const auto size = as_size(n);
     auto& numbers = work.numbers;
-    const std::size_t turned = with_position ? 0 : size * as_size(head.dim());
-    numbers.resize(std::max(numbers.size(), 3 * size + turned));
+    const std::size_t turned = with_position ? 0 : size * as_size(head.dim()),
+                      corrected = merge_unrotated ? as_size(target, head.dim()) : 0;
+    numbers.resize(std::max(numbers.size(), 3 * size + turned + corrected));
     const auto weight = std::span(numbers).first(size),
                length_of_key = std::span(numbers).subspan(size, size),
                length_of_value = std::span(numbers).subspan(2 * size, size),
-               keys = std::span(numbers).subspan(3 * size, turned);
+               keys = std::span(numbers).subspan(3 * size, turned),
+               corrections = std::span(numbers).subspan(3 * size + turned, corrected);
     const auto alone = protected_slots(head, sinks, window);
     const auto weight_of = detail::entry_weight(tokens, score);
     index_t centres = target;
@@ -268,12 +281,9 @@ struct ems {
         detail::ems_redundancy<std::remove_cvref_t<decltype(head)>>{head, length_of_key,
                                                                     length_of_value, keys},
         alone, threshold, work);
-    merge::write_rows(head, work, out, [&](std::span<const index_t> members) {
-      detail::merge_entries(head, at(length_of_key), at(weight), members,
-                            tokens.norm_of(head, members[0]),
-                            [&](const merge_source& e) { out.add(e); });
-      return head.log_mass(members[0]);
-    });
+    detail::write_entries(head, tokens, at(length_of_key), at(weight),
+                          merge_unrotated ? keys : std::span<const float>(), corrections, work,
+                          out);
   }
 };
 

@@ -11,8 +11,9 @@ namespace kvmeld::cuda {
 
 template <>
 struct device_policy<ems> {
-  /// Refused: without position, a rotation of part of a head.
+  /// Refused: merges of un-rotated keys; without position, a rotation of part of a head.
   static ems_rule rule(const ems& policy, const attention_spec& spec) {
+    expects(!policy.merge_unrotated, "cuda ems: expected merge_unrotated=0, got 1");
     return {policy.combine,
             policy.sinks,
             policy.window,

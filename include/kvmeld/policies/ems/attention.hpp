@@ -6,8 +6,10 @@
 #include <algorithm>  // std::max
 #include <cmath>      // std::exp, std::log
 #include <limits>     // std::numeric_limits
+#include <optional>
 #include <vector>
 
+#include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/policies/ems/table.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
@@ -16,64 +18,91 @@
 namespace kvmeld::inline v0 {
 namespace detail {
 
-/// scale · q·k̂ of a shared entry from `dot` = q·k: its token `t` has the logit ‖k_t‖ times that.
-template <class State>
-float ems_slope(const kv_head auto& head, const ems_table<State>& table, index_t s, float dot) {
-  const float norm = table.at(ems_table<State>::norm, s);
-  return norm > 0 ? head.scale() * dot / norm : 0.0F;
-}
+/// The logits of an entry's tokens for one query. Token `t` has ℓ_t = cap(scale · ‖k_t‖ · q·k̂), k̂
+/// the direction of the entry's key; with `rope`, of the key turned to the token's own place, one
+/// dot product for each. Not for several threads.
+template <kv_head Head, class State>
+class ems_logits {
+ public:
+  ems_logits(const Head& head, const ems_table<State>& table, bool rotates)
+      : head_(head), table_(table), terms_(head) {
+    if (rotates) {
+      turn_.emplace(head.spec().rope, head.dim());
+    }
+  }
 
-/// ln Σ_t exp(cap(slope · ‖k_t‖)) over the tokens of entry `s`.
-template <class State>
-float ems_log_sum(const ems_table<State>& table, const score::logit_terms& terms, index_t s,
-                  float slope) {
-  score::softmax<> all;
-  table.each(s, [&](index_t token) {
-    all.add(terms.cap(slope * table.at(ems_table<State>::norm, token)));
-  });
-  return all.log_sum_exp();
-}
+  const ems_table<State>& table() const { return table_; }
+  const score::logit_terms& terms() const { return terms_; }
+  /// scale · q·k̂ of shared entry `s` from `dot` = q·k.
+  float slope(index_t s, float dot) const {
+    const float norm = table_.at(ems_table<State>::norm, s);
+    return norm > 0 ? head_.scale() * dot / norm : 0.0F;
+  }
+  /// ℓ_t; `of_entry`: the slope of its entry `s`.
+  float operator()(index_t s, index_t token, const float* q, float of_entry) const {
+    const float norm = table_.at(ems_table<State>::norm, token);
+    return terms_.cap(norm * (turn_ && token != s ? turned_slope(s, token, q) : of_entry));
+  }
+  /// ln Σ_t exp(ℓ_t)
+  float log_sum(index_t s, const float* q, float of_entry) const {
+    score::softmax<> all;
+    table_.each(s, [&](index_t token) { all.add((*this)(s, token, q, of_entry)); });
+    return all.log_sum_exp();
+  }
 
-/// The mass function: (slot, q·k) ↦ logit of an entry, from which `attend` makes the sum of its
+ private:
+  KVMELD_NOINLINE float turned_slope(index_t s, index_t token, const float* q) const {
+    float key[row_floats];
+    to_floats(head_.key(s), head_.dim(), key);
+    turn_->by(table_.position(head_, token) - head_.position(s));
+    (*turn_)(key);
+    return slope(s, score::dot(row<const float>{q}, row<const float>{key}, head_.dim()));
+  }
+
+  Head head_;
+  ems_table<State> table_;
+  score::logit_terms terms_;
+  mutable std::optional<rotation> turn_;
+};
+
+/// The mass function: (slot, q·k, q) ↦ logit of an entry, from which `attend` makes the sum of its
 /// tokens' probabilities.
 template <kv_head Head>
 struct ems_mass {
   static constexpr bool caps = true;  // each token's own logit
   Head head;
-  ems_table<const head_state> table;
-  score::logit_terms terms = score::logit_terms(head);
+  ems_logits<Head, const head_state> logits;
 
-  float operator()(index_t s, float dot) const {
-    return table.shared(s) ? ems_log_sum(table, terms, s, ems_slope(head, table, s, dot))
-                           : terms.cap(head.scale() * dot) + head.log_mass(s);
+  float operator()(index_t s, float dot, const float* q) const {
+    return logits.table().shared(s) ? logits.log_sum(s, q, logits.slope(s, dot))
+                                    : logits.terms().cap(head.scale() * dot) + head.log_mass(s);
   }
 };
 
 /// `take(token, attention)` for every token: of its entry's probability the share
 /// exp(ℓ_t) / Σ exp(ℓ), the group's heads combined token by token. Shared entries need the
 /// query: `observed` has one where there are any.
-template <class Take>
-void each_token_attention(const kv_head auto& head, const ems_table<head_state>& table,
-                          const observation& observed, group_combine how, Take take) {
+template <kv_head Head, class State, class Take>
+void each_token_attention(const Head& head, const ems_logits<Head, State>& logits,
+                          const ems_table<head_state>& table, const observation& observed,
+                          group_combine how, Take take) {
   const index_t n = head.length(), group = head.group();
-  const score::logit_terms terms(head);
   const auto slope = table.scratch().data(), log_sum = slope + group;
   for (index_t s = 0; s < n; ++s) {
     if (!table.shared(s)) {
       take(s, observed.attention[as_size(s)]);
       continue;
     }
+    const auto query = [&](index_t g) { return observed.query + std::ptrdiff_t{g} * head.dim(); };
     for (index_t g = 0; g < group; ++g) {
-      const row<const float> query{observed.query + std::ptrdiff_t{g} * head.dim()};
-      slope[g] = ems_slope(head, table, s, score::dot(query, head.key(s), head.dim()));
-      log_sum[g] = ems_log_sum(table, terms, s, slope[g]);
+      slope[g] = logits.slope(s, score::dot(row<const float>{query(g)}, head.key(s), head.dim()));
+      log_sum[g] = logits.log_sum(s, query(g), slope[g]);
     }
     table.each(s, [&](index_t token) {
-      const float norm = table.at(ems_table<head_state>::norm, token);
       float attention = 0;
       for (index_t g = 0; g < group; ++g) {
         const float entry = observed.probabilities[as_size(g) * as_size(n) + as_size(s)];
-        const float own = entry * std::exp(terms.cap(slope[g] * norm) - log_sum[g]);
+        const float own = entry * std::exp(logits(s, token, query(g), slope[g]) - log_sum[g]);
         attention = how == group_combine::max ? std::max(attention, own) : attention + own;
       }
       take(token, how == group_combine::mean ? attention / static_cast<float>(group) : attention);
@@ -83,12 +112,11 @@ void each_token_attention(const kv_head auto& head, const ems_table<head_state>&
 
 /// `take(query, token, attention)` for reference queries, one after another: what `column_scores`
 /// sums, where entries are shared. An entry is seen from its centre's position on.
-template <class T, class Take>
-void each_token_attention(const kv_head auto& head, const head_state& state,
+template <kv_head Head, class T, class Take>
+void each_token_attention(const Head& head, const ems_mass<Head>& mass,
                           const ems_table<head_state>& table, const query_view<T>& queries,
                           group_combine how, Take take) {
   const auto n = as_size(head.length()), group = as_size(head.group()), dim = as_size(head.dim());
-  const ems_mass<std::remove_cvref_t<decltype(head)>> mass{head, {state, head.group()}};
   std::vector<float> query(group * dim), p(group * n), combined(n);
   for (index_t i = 0; i < queries.count; ++i) {
     const index_t position = queries.position_of(i, head.next_position());
@@ -101,16 +129,16 @@ void each_token_attention(const kv_head auto& head, const head_state& state,
         const auto slot = static_cast<index_t>(s);
         const bool visible = head.sees(slot, position);
         logits[s] = visible
-                        ? mass(slot, score::dot(row<const float>{q}, head.key(slot), head.dim()))
+                        ? mass(slot, score::dot(row<const float>{q}, head.key(slot), head.dim()), q)
                         : -std::numeric_limits<float>::infinity();
       }
       Eigen::Map<Eigen::ArrayXf> of_query(logits.data(), head.length());
-      score::softmax<> all = mass.terms.sink(static_cast<index_t>(g));
+      score::softmax<> all = mass.logits.terms().sink(static_cast<index_t>(g));
       all.take(of_query);
       of_query /= all.sum > 0 ? all.sum : 1.0F;  // a query that sees nothing adds nothing
     }
     score::combine_group(p, head.group(), how, combined);
-    each_token_attention(head, table,
+    each_token_attention(head, mass.logits, table,
                          {.probabilities = p, .query = query.data(), .attention = combined}, how,
                          [&](index_t token, float attention) { take(i, token, attention); });
   }

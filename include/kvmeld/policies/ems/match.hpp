@@ -145,9 +145,10 @@ search::near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate can
 
 /// A row of a plan: the centre `members[0]` with those that join it, by their weights S `[length]`
 /// (all equal if they sum to 0). Key: Σ S_i k_i/‖k_i‖, made as long as `norm`, the centre's own;
-/// value: Σ S_i v_i / Σ S_i. `key_norm(s)`, `weight(s)`; calls `add(merge_source)` for each.
-template <class Norm, class Weight, class Add>
-void merge_entries(const kv_head auto& head, Norm key_norm, Weight weight,
+/// value: Σ S_i v_i / Σ S_i. `key(s)` is what k_i is read from, `key_norm(s)`, `weight(s)`; calls
+/// `add(merge_source)` for each.
+template <class Key, class Norm, class Weight, class Add>
+void merge_entries(index_t dim, Key key, Norm key_norm, Weight weight,
                    std::span<const index_t> members, float norm, Add add) {
   double total = 0;
   for (const index_t s : members) {
@@ -161,10 +162,10 @@ void merge_entries(const kv_head auto& head, Norm key_norm, Weight weight,
     return own > 0 ? share(s) / own : 0.0;
   };
   double squares = 0;
-  for (index_t i = 0; i < head.dim(); ++i) {
+  for (index_t i = 0; i < dim; ++i) {
     double sum = 0;
     for (const index_t s : members) {
-      sum += unit(s) * double{head.key(s)[i]};
+      sum += unit(s) * double{key(s)[i]};
     }
     squares += sum * sum;
   }
@@ -172,10 +173,52 @@ void merge_entries(const kv_head auto& head, Norm key_norm, Weight weight,
   const double length = std::sqrt(squares);
   for (const index_t s : members) {
     const auto scaled = static_cast<float>(double{norm} * unit(s) / length);
-    const float key =
+    const float weight_of_key =
         length > 1e-6 ? (std::isfinite(scaled) ? scaled : 0.0F) : (s == members[0] ? 1.0F : 0.0F);
-    add(merge_source{s, key, static_cast<float>(share(s))});
+    add(merge_source{s, weight_of_key, static_cast<float>(share(s))});
   }
+}
+
+/// The entries that `work.row_of` describes as a plan's rows. With `unrotated [length, dim]` a
+/// row's key is made of those and turned to its centre's place: its weight is the centre's alone,
+/// the rest a correction. `corrections [rows, dim]`: memory for these.
+template <kv_head Head, class State, class Norm, class Weight>
+void write_entries(const Head& head, const ems_table<State>& tokens, Norm key_norm, Weight weight,
+                   std::span<const float> unrotated, std::span<float> corrections,
+                   slot_scratch& work, merge_plan& out) {
+  const index_t dim = head.dim();
+  const auto norm = [&](std::span<const index_t> members) {
+    return tokens.norm_of(head, members[0]);
+  };
+  if (unrotated.empty()) {
+    return merge::write_rows(head, work, out, [&](std::span<const index_t> members) {
+      merge_entries(
+          dim, [&](index_t s) { return head.key(s); }, key_norm, weight, members, norm(members),
+          [&](const merge_source& e) { out.add(e); });
+      return head.log_mass(members[0]);
+    });
+  }
+  rotation turn(head.spec().rope, dim);
+  std::ranges::fill(corrections, 0.0F);
+  merge::write_rows(head, work, out, [&](std::span<const index_t> members) {
+    const auto key = [&](index_t s) {
+      return row<const float>{unrotated.data() + std::ptrdiff_t{s} * dim};
+    };
+    float* const merged = corrections.data() + std::ptrdiff_t{out.rows()} * dim;
+    merge_entries(dim, key, key_norm, weight, members, norm(members), [&](const merge_source& e) {
+      for (index_t i = 0; i < dim; ++i) {
+        merged[i] += e.key_weight * key(e.source)[i];
+      }
+      out.add({e.source, e.source == members[0] ? 1.0F : 0.0F, e.value_weight});
+    });
+    turn.by(head.position(members[0]));
+    turn(merged);
+    for (index_t i = 0; i < dim; ++i) {
+      merged[i] -= head.key(members[0])[i];
+    }
+    return head.log_mass(members[0]);
+  });
+  out.correct_keys(corrections.first(as_size(out.rows(), dim)), dim);
 }
 
 }  // namespace detail
