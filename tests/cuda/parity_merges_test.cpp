@@ -5,6 +5,7 @@
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
 #include "kvmeld/cuda/policies/d2o.cuh"
+#include "kvmeld/cuda/policies/ems.cuh"
 #include "kvmeld/cuda/policies/keepkv.cuh"
 #include "kvmeld/cuda/policies/kvmerger.cuh"
 
@@ -67,6 +68,25 @@ TEST_CASE("step: keepkv, more slots and query heads than a block asks for at onc
                      data::integers, 1e-5, 103);
   check_steps<Eigen::half>(policy, {.heads = 2, .capacity = 251, .dim = 32, .group = 7}, 250, {250},
                            6, data::integers, 1e-3, 104);
+}
+
+template <class Policy>
+void make_rule(const Policy& p) {
+  static_cast<void>(device_policy<Policy>::rule(p, {.key_dim = 8}));
+}
+
+TEST_CASE("policies' modes without kernels are refused", "[errors]") {
+  CHECK_NOTHROW(make_rule(d2o{}));
+  CHECK_THROWS_WITH(make_rule(d2o{.counts = true}),
+                    Catch::Contains("cuda d2o: expected mass=0, got 1"));
+  CHECK_THROWS_WITH(make_rule(d2o{.weights = d2o::weighting::code}),
+                    Catch::Contains("cuda d2o: expected the paper's weights, got the code's"));
+  CHECK_NOTHROW(make_rule(keepkv{}));
+  CHECK_THROWS_WITH(make_rule(keepkv{.variant = keepkv::mode::code, .distance_weight = 1.2F}),
+                    Catch::Contains("cuda keepkv: expected the paper's mode, got the code's"));
+  CHECK_NOTHROW(make_rule(ems{}));
+  CHECK_THROWS_WITH(make_rule(ems{.with_position = false, .merge_unrotated = true}),
+                    Catch::Contains("cuda ems: expected merge_unrotated=0, got 1"));
 }
 
 }  // namespace
