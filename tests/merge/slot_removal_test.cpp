@@ -33,7 +33,7 @@ TEST_CASE("the slot removed in a decode step is the one that a plan would take",
   fixtures::removes_as_planned(kvmeld::centroids{.window = 10}, 60, 8, 29);
   fixtures::removes_as_planned(kvmeld::centroids{.sinks = 0, .window = 3}, 41, 33, 19);
   fixtures::removes_as_planned(kvmeld::cam{}, 30, 8, 90);
-  fixtures::removes_as_planned(kvmeld::cam{.recent = 0.4F, .sinks = 0, .merge = 3}, 17, 33, 90);
+  fixtures::removes_as_planned(kvmeld::cam{.sinks = 0, .merge = 3}, 17, 33, 90);
   fixtures::removes_as_planned(kvmeld::ems{.window = 5, .gamma = 1.5F, .threshold = -1}, 30, 8, 90);
   fixtures::removes_as_planned(kvmeld::ems{.window = 3, .sinks = 0, .threshold = 0.1F}, 17, 33, 90);
   fixtures::removes_as_planned(kvmeld::cam{.merge = 1}, 17, 8, 60);  // one slot takes all
@@ -93,19 +93,32 @@ TEST_CASE("roco's next among equal means is the one before, however many vary", 
         9);  // ten vary more: 10 to 19
 }
 
-TEST_CASE("cam gives nothing away after a prompt unless it is asked to", "[cam]") {
-  const bool merge_prompt = GENERATE(false, true);
-  const kvmeld::cam policy{.merge_prompt = merge_prompt};
+TEST_CASE("cam gives away by the latest step's attention alone, and none of a prompt", "[cam]") {
+  const kvmeld::cam policy;
   auto kv = fixtures::random_cache(40, 8, 2);
   auto state = fixtures::make_state(policy, kv);
-  kvmeld::observe(policy, kv.head(0), state[0], fixtures::queries(40, 2, 8).view());
-  bool given = false;
-  for (index_t target = 39; target >= 20; --target) {
-    const auto one = policy.choose_victim(kv.head(0), state[0], target, {});
-    given = given || one.share_count > 0;
-    kvmeld::apply(policy, one, kv.head(0), state[0], state.workspace().scratch);
-  }
-  CHECK(given == merge_prompt);
+  const fixtures::queries prompt(40, 2, 8);
+  const auto observe = [&](float of_next) {
+    std::vector<float> p(80, 0.01F);
+    p[4] = p[44] = of_next;  // the first that leaves
+    kvmeld::observe(policy, kv.head(0), state[0], state.workspace(), {.probabilities = p});
+  };
+  const auto shared = [&] {
+    const auto one = policy.choose_victim(kv.head(0), state[0], 39, {});
+    CHECK(one.removed == 4);
+    return one.share_count;
+  };
+  kvmeld::observe(policy, kv.head(0), state[0], prompt.view());
+  CHECK(shared() == 0);
+  observe(0.02F);  // twice the mean of those behind it
+  CHECK(shared() == 32);
+  observe(0);
+  CHECK(shared() == 0);
+  observe(std::numeric_limits<float>::quiet_NaN());
+  CHECK(shared() == 0);
+  observe(0.02F);
+  kvmeld::observe(policy, kv.head(0), state[0], prompt.view());
+  CHECK(shared() == 0);
 }
 
 TEST_CASE("centroids takes more than half a budget of new tokens for a prompt", "[centroids]") {

@@ -164,59 +164,55 @@ struct roco {
   }
 };
 
-/// CaM (ICML 2024, "Cache Merging for memory-efficient LLMs inference"): H2O's choice of what
-/// leaves, but by chance its value goes into the tokens that follow it.
+/// CaM (Zhang et al., ICML 2024, "Cache Merging for memory-efficient LLMs inference"), as the
+/// authors' code for HELM has it: StreamingLLM's choice of what leaves, but by chance the value of
+/// a token goes into those of the tokens that follow it.
 ///
-/// The evicted slot i has as targets the next `merge` kept slots by position (fewer at the end).
-/// With probability clamp(s_i / mean of the targets' s, 0, 1), s the cumulative attention, v_i /
-/// (number of targets) is added to each target's value; keys and log-mass are untouched. Mean 0:
-/// probability 1 if s_i > 0, else 0. Chance: unit_random(seed, position of i) < probability.
-/// Several evicted at once add their values as they were. A prompt only drops tokens unless
-/// `merge_prompt`: merging nine tokens of ten into the tenth drowns it.
+/// Kept: the sinks, and the latest. A token i that leaves has as recipients the next `merge` kept
+/// slots by position (fewer in a shorter window). With probability clamp(a_i / mean a, 0, 1), a the
+/// attention of the step's own query and the mean over all kept slots behind i, v_i / (number of
+/// recipients) is added to each recipient's value; keys and log-mass are untouched. Mean 0:
+/// probability 1 if a_i > 0, else 0. Chance: unit_random(seed, position of i) < probability.
+/// Several that leave at once add their values as they were. A prompt only drops tokens.
 struct cam {
-  double recent = 0.5;  // share of the budget
   int sinks = 4;
   int merge = 32;
   std::uint64_t seed = 0;
-  bool merge_prompt = false;
 
-  void evict_to(head& h, int target, bool merging) const {
-    vec score;
-    for (const slot& s : h.slots) score.push_back(s.score);
+  void evict_to(head& h, int target) const {
     head after = h;
-    evict(after, protected_slots(h, sinks, share(recent, target)), score, target);
-    for (const slot& evicted : h.slots) {
-      std::vector<slot*> following;
+    streaming_llm{.sinks = sinks}.evict_to(after, target);
+    for (const slot& leaves : h.slots) {
+      std::vector<slot*> behind;
       bool stays = false;
       for (slot& s : after.slots) {
-        stays = stays || s.position == evicted.position;
-        if (s.position > evicted.position) following.push_back(&s);
+        stays = stays || s.position == leaves.position;
+        if (s.position > leaves.position) behind.push_back(&s);
       }
-      if (stays || !merging || following.empty()) continue;
-      std::sort(following.begin(), following.end(),
-                [](const slot* a, const slot* b) { return a->position < b->position; });
-      following.resize(std::min(following.size(), static_cast<std::size_t>(merge)));
-      const auto n = static_cast<double>(following.size());
+      if (stays || behind.empty()) continue;
       double mean = 0;
-      for (const slot* s : following) mean += s->score / n;
-      const double p = mean > 0 ? std::min(1.0, evicted.score / mean) : (evicted.score > 0 ? 1 : 0);
-      if (unit_random(seed, evicted.position) >= p) continue;
-      for (slot* s : following)
-        for (std::size_t i = 0; i < s->value.size(); ++i) s->value[i] += evicted.value[i] / n;
+      for (const slot* s : behind) mean += s->score / static_cast<double>(behind.size());
+      const double p = mean > 0 ? std::min(1.0, leaves.score / mean) : (leaves.score > 0 ? 1 : 0);
+      if (unit_random(seed, leaves.position) >= p) continue;
+      std::sort(behind.begin(), behind.end(),
+                [](const slot* a, const slot* b) { return a->position < b->position; });
+      behind.resize(std::min(behind.size(), static_cast<std::size_t>(merge)));
+      for (slot* s : behind)
+        for (std::size_t i = 0; i < s->value.size(); ++i)
+          s->value[i] += leaves.value[i] / static_cast<double>(behind.size());
     }
     h = after;
   }
-  void prompt(head& h, const tensor& queries, const std::vector<int>& positions, int target) const {
-    const vec total = column_scores(h, queries, positions, {}).total;
-    for (std::size_t j = 0; j < total.size(); ++j) h.slots[j].score += total[j];
-    evict_to(h, target, merge_prompt);
+  void prompt(head& h, const tensor&, const std::vector<int>&, int target) const {
+    for (slot& s : h.slots) s.score = 0;
+    evict_to(h, target);
   }
   mat step(head& h, const mat& q, const vec& k, const vec& v, int target, int trigger = 0) const {
     append(h, k, v);
     const attention r = attend(h, q);
     const vec a = combined(r.probabilities, combine::sum);
-    for (std::size_t j = 0; j < a.size(); ++j) h.slots[j].score += a[j];
-    if (triggered(h, target, trigger)) evict_to(h, target, true);
+    for (std::size_t j = 0; j < a.size(); ++j) h.slots[j].score = a[j];
+    if (triggered(h, target, trigger)) evict_to(h, target);
     return r.output;
   }
 };

@@ -59,7 +59,7 @@ void check_finite(const kvmeld::any_policy& policy, bool alike, float key_size, 
 
 std::vector<fixtures::example> policies() {
   auto all = fixtures::every_policy();
-  all.push_back({"cam merging prompts", kvmeld::cam{.merge = 2, .merge_prompt = true}});
+  all.push_back({"cam into two", kvmeld::cam{.merge = 2}});
   all.push_back({"kvmerger over gaps", kvmeld::kvmerger{.gaps_break = false, .period = 1}});
   return all;
 }

@@ -170,7 +170,7 @@ TEST_CASE("the smallest budgets are what the policies protect, and a slot to spa
                                                    {"expected_attention", 4 + 1},
                                                    {"centroids", 4 + 8 + 1},
                                                    {"compactor", 4 + 4 + 1},
-                                                   {"cam", 4 + 4}};
+                                                   {"cam", 4 + 1}};
   for (const auto& example : every_policy()) {
     INFO(example.name);
     if (example.policy.evicts()) {

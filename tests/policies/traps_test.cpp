@@ -73,7 +73,7 @@ std::vector<windowed> windowed_policies() {
           {keepkv{}, 16},
           {roco{}, 10},
           {scissorhands{}, 10},
-          {cam{}, 16},
+          {cam{}, 28},
           {random_tokens{.window = 8}, 8},
           {key_diff{.window = 8}, 8},
           {centroids{.window = 8}, 8},
