@@ -68,11 +68,12 @@ class compressor : private detail::request_calls<P> {
       return;
     }
     run(heads.count(), [&](index_t i, index_t) {
-      const head_ref head = kv_.head(heads[i]);
+      const detail::seen_head seen = this->seen(heads[i]);
       one_head& one = of(heads[i]);
       by_policy(heads[i], [&](const auto& p) {
-        q.of_head(
-            i, [&](const auto& own) { kvmeld::observe_prompt(p, head, one.state, one.held, own); });
+        q.of_head(i, [&](const auto& own) {
+          kvmeld::observe_prompt(p, seen.head(), one.state, one.held, own);
+        });
       });
     });
   }
@@ -114,10 +115,11 @@ class compressor : private detail::request_calls<P> {
       one_head& one = of(h);
       if (one.held.begun()) {
         this->finish(h, this->slots_of(h), work[worker]);
-      } else if (one.limit.reached(head.length())) {
+      } else if (one.limit.reached(head.length() - one.sealed)) {
         const leaving keeps{one, head};
+        const detail::seen_head seen(head, one.sealed);
         by_policy(h, [&](const auto& p) {
-          kvmeld::compress(p, head, one.state, work[worker], one.limit);
+          kvmeld::compress(p, seen.head(), one.state, work[worker], one.limit);
         });
       }
       if (!lengths.empty()) {
@@ -144,17 +146,12 @@ class compressor : private detail::request_calls<P> {
     lease work(this->pool_, run.workers());
     run(heads.count(), [&](index_t i, index_t worker) {
       const index_t h = heads[i];
-      one_head& one = of(h);
       float* const buffer = work[worker].input.data();
       const float* const q = in.q.floats(std::ptrdiff_t{i} * rows, rows, buffer);
       const float* const k = in.k.floats(std::ptrdiff_t{i} * dim, dim, buffer + rows);
       const float* const v = in.v.floats(std::ptrdiff_t{i} * own_v, own_v, buffer + rows + dim);
-      const head_ref head = kv_.head(h);
       float* const to = out.data() + std::ptrdiff_t{i} * group * of_v;
-      const leaving keeps{one, head};
-      one.not_finite = !by_policy(h, [&](const auto& p) {
-        return try_step(p, head, one.state, work[worker], q, k, v, one.limit, to);
-      });
+      of(h).not_finite = !this->step_head(h, kv_.head(h), work[worker], q, k, v, to);
     });
     this->expect_finite_steps(heads);
   }
@@ -164,52 +161,7 @@ class compressor : private detail::request_calls<P> {
   /// Refused: other shapes than `step_attention` says, what the policy needs and did not get.
   template <executor E = serial>
   void observe(const head_selection& heads, const step_attention& in, const E& run = {}) {
-    heads.check("observe", kv_.heads());
-    const index_t group = kv_.head(0).group(), dim = kv_.head(0).dim();
-    index_t longest = 0;
-    for (index_t i = 0; i < heads.count(); ++i) {
-      this->expect_left("observe", heads[i]);
-      longest = std::max(longest, kv_.head(heads[i]).length());
-    }
-    const index_t stride = in.stride > 0 ? in.stride : longest, rows = heads.count() * group;
-    expects(stride >= longest, "observe: expected a stride of at least ", longest, ", got ",
-            stride);
-    const auto expect = [&](const char* what, const any_span& x, index_t each) {
-      const std::size_t wanted = as_size(rows, each);
-      expects(x.size() == 0 || x.size() == wanted, "observe: expected ", what, " (", wanted,
-              " numbers) or none, got ", x.size());
-      expects(x.size() == 0 || x.data() != nullptr, "observe: expected ", what, ", got null");
-      return x.size() > 0;
-    };
-    const observation_needs given = {
-        expect("probabilities [heads, group, stride]", in.probabilities, stride),
-        expect("log_sum_exp [heads, group]", in.log_sum_exp, 1),
-        expect("query [heads, group, key_dim]", in.query, dim)};
-    for (index_t i = 0; i < heads.count(); ++i) {
-      this->expect_given("observe", heads[i], given);
-    }
-    lease work(this->pool_, run.workers());
-    run(heads.count(), [&](index_t i, index_t worker) {
-      const head_ref head = kv_.head(heads[i]);
-      workspace& w = work[worker];
-      const index_t n = head.length(), first = i * group;
-      observation seen;
-      if (given.probabilities) {
-        for (index_t r = 0; r < group; ++r) {
-          std::copy_n(in.probabilities.data() + as_size(first + r, stride), n,
-                      w.attention.data() + as_size(r, n));
-        }
-        seen.probabilities = std::span(w.attention).first(as_size(group, n));
-      }
-      if (given.log_sum_exp) {
-        seen.log_sum_exp = in.log_sum_exp.subspan(as_size(first), as_size(group));
-      }
-      if (given.query) {
-        seen.query = in.query.floats(std::ptrdiff_t{first} * dim, group * dim, w.input.data());
-      }
-      by_policy(heads[i],
-                [&](const auto& p) { kvmeld::observe(p, head, of(heads[i]).state, w, seen); });
-    });
+    base::observe(heads, in, run);
   }
 
   // --------------------------------------------------------------------------- drafts
@@ -229,7 +181,18 @@ class compressor : private detail::request_calls<P> {
 
   // --------------------------------------------------------------------------- requests
 
-  /// Empties a request's heads and states: the next token is at position 0.
+  /// Seals the slots of a request's first `tokens` tokens: a prefix, compressed or not, that page
+  /// tables of several requests may share. No call changes these slots until `clear`; `copy`,
+  /// `save` and `load` take the seal along. Attention is over all slots. To the policy those behind
+  /// the seal are a head of its own, without sinks: budgets count these alone, scores are of the
+  /// attention within them, and the state starts anew.
+  /// Refused: more tokens than came; slots that do not lie before all others, as once steps have
+  /// evicted; fewer than are sealed; a page in part; tokens behind that were measured already; a
+  /// budget without room behind the seal (`no_capacity`); `ems` and whatever moves the first slots
+  /// (`unsupported`); a prompt or draft in between.
+  void seal(index_t request, index_t tokens) { base::seal(request, tokens); }
+
+  /// Empties a request's heads and states, and lifts its seal: the next token is at position 0.
   void clear(index_t request) { base::clear(request); }
 
   /// Makes request `to` what request `from` is, as for a beam or a prompt asked several times.
@@ -272,6 +235,11 @@ class compressor : private detail::request_calls<P> {
     by_policy(head, [&](const auto& p) { detail::expect_state(p, kv_.head(head), state); });
     of(head).state = std::move(state);
     this->leave(head);
+  }
+  /// How many slots of a head are sealed. Refused: a head that is not there.
+  index_t sealed(index_t head) const {
+    this->expect_head("sealed", head);
+    return of(head).sealed;
   }
   /// What a head is held to while decoding. Refused: a head that is not there.
   const budget& limit(index_t head) const {

@@ -99,7 +99,7 @@ struct all_heads {
   index_t count() const { return kv.heads(); }
   const auto& policy(index_t h) const { return of_head(policies, h); }
   kvmeld::head_ref head(index_t h) const { return kv.head(h); }
-  void expect_pages(index_t h, index_t length) const { kv.head(h).expect_pages(0, length); }
+  void expect_fits(index_t h, index_t length, index_t) const { kv.head(h).expect_pages(0, length); }
   kvmeld::head_state& state(index_t h) const { return states[h]; }
 };
 

@@ -8,6 +8,7 @@
 #include "kvmeld/compress/head_policies.hpp"
 #include "kvmeld/compress/held_queries.hpp"
 #include "kvmeld/compress/one_head.hpp"
+#include "kvmeld/compress/seals.hpp"
 #include "kvmeld/compress/shared_slots.hpp"
 #include "kvmeld/compress/workspace.hpp"
 #include "kvmeld/memory/head_selection.hpp"
@@ -39,6 +40,7 @@ class compressor_base : protected head_policies<P> {
     head_state state;
     budget limit;             ///< while decoding
     index_t gone = 0;         ///< its tokens without a slot, as a call left it
+    index_t sealed = 0;       ///< its first slots, which no call changes; none in `state`
     held_queries held = {};   ///< of a prompt that has begun
     bool not_finite = false;  ///< in the step at hand
   };
@@ -81,7 +83,8 @@ class compressor_base : protected head_policies<P> {
   /// second reading (kvzip).
   void expect_left(const char* call, index_t h, bool ends_prompt = false) const {
     const head_ref head = kv_.head(h);
-    const index_t gone = head.next_position() - head.length(), known = of(h).state.length();
+    const index_t gone = head.next_position() - head.length(),
+                  known = of(h).sealed + of(h).state.length();
     expects(gone == of(h).gone && (head.length() >= known || ends_prompt), call, ": expected head ",
             h, " as it was left (clear, and draft with accept, set it back), got ", head.length(),
             " slots of ", head.next_position(), " tokens, and a state of ", known, " of ",
@@ -90,10 +93,10 @@ class compressor_base : protected head_policies<P> {
   /// Refused: pages of other tables too, where `tokens` more and the budget change rows.
   void expect_own_pages(const char* call, index_t h, const budget& b, index_t tokens) const {
     if (kv_.in_pages()) {
-      const index_t length = kv_.head(h).length(), last = length + tokens;
+      const index_t length = kv_.head(h).length(), last = length + tokens, sealed = of(h).sealed;
       const bool plans =
-          b.reached(last) && by_policy(h, [](const auto& p) { return traits::evicts(p); });
-      kv_.expect_own_pages(call, h, plans ? 0 : length, last);
+          b.reached(last - sealed) && by_policy(h, [](const auto& p) { return traits::evicts(p); });
+      kv_.expect_own_pages(call, h, plans ? sealed : length, last);
     }
   }
   /// After a call that may have freed pages of `n` heads.
@@ -105,6 +108,20 @@ class compressor_base : protected head_policies<P> {
   void expect_head(const char* call, index_t h) const {
     expects(h >= 0 && h < kv_.heads(), call, ": expected a head from 0 to ", kv_.heads() - 1,
             ", got ", h);
+  }
+
+  /// What the policy of head `h` sees of it.
+  seen_head seen(index_t h) const { return {kv_.head(h), of(h).sealed}; }
+  /// One token of one head, as `try_step`.
+  bool step_head(index_t h, const head_ref& head, workspace& work, const float* q, const float* k,
+                 const float* v, float* out) {
+    one_head& one = of(h);
+    const leaving keeps{one, head};
+    return by_policy(h, [&](const auto& p) {
+      return one.sealed == 0
+                 ? try_step(p, head, one.state, work, q, k, v, one.limit, out)
+                 : try_sealed_step(p, head, one.sealed, one.state, work, q, k, v, one.limit, out);
+    });
   }
 
   one_head& of(index_t head) { return heads_[as_size(head)]; }
@@ -153,7 +170,8 @@ class compressor_base : protected head_policies<P> {
     std::vector<std::vector<float>> scores;
     index_t longest = 0;
     for (const index_t h : heads) {
-      const head_ref head = kv_.head(h);
+      const seen_head behind_seal = seen(h);
+      const head_ref& head = behind_seal.head();
       longest = std::max(longest, head.length());
       of(h).state.extend(head.length());  // tokens that came without queries have no score
       add_shared_scores(head, of(h).state.column(shared.column), shared, scores.emplace_back());
@@ -178,7 +196,7 @@ class compressor_base : protected head_policies<P> {
     expect_left(call, h, of(h).held.begun());
     expect_own_pages(call, h, b, 0);
     by_policy(h, [&](const auto& p) {
-      expects(kv_.head(h).length() <= b.slots || !traits::evicts(p) ||
+      expects(kv_.head(h).length() - of(h).sealed <= b.slots || !traits::evicts(p) ||
                   !traits::prompt_use_of(p).needs_queries() || of(h).held.begun() ||
                   of(h).state.observed() > 0,
               p.name(), ": expected the prompt's queries, got none");
@@ -197,21 +215,23 @@ class compressor_base : protected head_policies<P> {
   /// Plans a head's prompt on what was kept of its queries, and holds it to `slots` from now on.
   /// A policy that throws once its plan was carried out has ended the prompt.
   void finish(index_t h, index_t slots, workspace& work) {
-    const head_ref head = kv_.head(h);
     one_head& one = of(h);
-    const bool any = head.length() > 0;
-    if (any) {
-      by_policy(h, [&](const auto& p) {
-        const auto queries = planned_queries(p, head, one.state, one.held);
-        bring_to(p, head, one.state, work, budget{slots}, queries);
-      });
-    }
-    one.limit = this->decode_limit(h, slots);
+    const auto by_seen = [&](const auto& use) {
+      const seen_head behind_seal = seen(h);
+      if (const head_ref& head = behind_seal.head(); head.length() > 0) {
+        by_policy(h, [&](const auto& p) { use(p, head); });
+      }
+    };
+    by_seen([&](const auto& p, const head_ref& head) {
+      const auto queries = planned_queries(p, head, one.state, one.held);
+      bring_to(p, head, one.state, work, budget{slots}, queries);
+    });
+    one.limit = this->decode_limit(h, slots, one.sealed);
     one.held.release();
     leave(h);
-    if (any) {
-      by_policy(h, [&](const auto& p) { hooks(p).after_compress(head, one.state, slots); });
-    }
+    by_seen([&](const auto& p, const head_ref& head) {
+      hooks(p).after_compress(head, one.state, slots);
+    });
   }
 
   /// `tokens` rows of the heads chosen, `[tokens, heads, ...]`. Refused: heads that are not there

@@ -78,8 +78,9 @@ class head_policies {
     return is_cut(h) ? kv_.head(h).spec().window : budget_of(h).slots;
   }
 
-  /// What a head of `slots` slots after its prompt is held to while decoding.
-  budget decode_limit(index_t h, index_t slots) const {
+  /// What a head of `slots` slots after its prompt is held to while decoding; the budget counts
+  /// none of the `sealed` ones.
+  budget decode_limit(index_t h, index_t slots, index_t sealed = 0) const {
     if (is_cut(h)) {
       return {slots_of(h)};
     }
@@ -87,7 +88,8 @@ class head_policies {
     if (b.trigger > 0) {
       return {slots, std::max(b.trigger, slots + 1)};
     }
-    return budget_within(policy_of(h), std::min(slots + b.slack, kv_.head(h).capacity() - 1));
+    return budget_within(policy_of(h),
+                         std::min(slots + b.slack, kv_.head(h).capacity() - sealed - 1));
   }
   /// The fewest slots that head `h` can decode with.
   std::int64_t least_capacity(index_t h, const budget& limit) const {

@@ -5,16 +5,16 @@
 #include <algorithm>  // std::ranges::find
 #include <utility>    // std::exchange
 
-#include "kvmeld/compress/compressor_base.hpp"
+#include "kvmeld/compress/observe_calls.hpp"
 #include "kvmeld/compress/saved_heads.hpp"
 
 namespace kvmeld::inline v0::detail {
 
 /// What `compressor` says of each call is not said again here.
 template <policy P>
-class request_calls : protected compressor_base<P> {
+class request_calls : protected observe_calls<P> {
  protected:
-  using base = compressor_base<P>;
+  using base = observe_calls<P>;
   using base::base;
   using base::kv_, base::heads_, base::of, base::by_policy, base::drafts_;
   using typename base::drafted, typename base::leaving, typename base::lease,
@@ -72,7 +72,7 @@ class request_calls : protected compressor_base<P> {
         const std::ptrdiff_t row = std::ptrdiff_t{t} * heads.count() + i;
         float* const to = out.data() + row * group * of_v;
         head.push(d.k.data() + row * dim, d.v.data() + row * any.own_value_dim());
-        state.extend(head.length());
+        state.extend(head.length() - of(heads[i]).sealed);
         by_policy(heads[i], [&](const auto& p) {
           hooks(p).attend(head, state, d.q.data() + row * group * dim, to, {}, {});
         });
@@ -93,7 +93,8 @@ class request_calls : protected compressor_base<P> {
       for (const index_t h : d.heads) {
         this->expect_left("accept", h);
         if (tokens > 0) {
-          by_policy(h, [&](const auto& p) { check_step(p, kv_.head(h), of(h).limit); });
+          const seen_head seen = this->seen(h);
+          by_policy(h, [&](const auto& p) { check_step(p, seen.head(), of(h).limit); });
           this->expect_own_pages("accept", h, of(h).limit, tokens);
         }
       }
@@ -107,14 +108,25 @@ class request_calls : protected compressor_base<P> {
       const float *q = d.q.data(), *k = d.k.data(), *v = d.v.data();
       for (index_t t = 0; t < tokens; ++t) {
         for (const index_t h : d.heads) {
-          const head_ref head = kv_.head(h);
-          one_head& one = of(h);
-          const leaving keeps{one, head};
-          by_policy(h, [&](const auto& p) {
-            return try_step(p, head, one.state, work[0], q, k, v, one.limit, out.data());
-          });
+          (void)this->step_head(h, kv_.head(h), work[0], q, k, v, out.data());
           q += std::ptrdiff_t{any.group()} * any.dim(), k += any.dim(), v += any.own_value_dim();
         }
+      }
+    }
+  }
+
+  void seal(index_t request, index_t tokens) {
+    this->expect_between("seal", request);
+    const std::vector<index_t> heads = this->heads_of("seal", request);
+    std::vector<index_t> sealed;
+    for (const index_t h : heads) {
+      sealed.push_back(expect_seal(h, tokens));
+    }
+    for (std::size_t i = 0; i < heads.size(); ++i) {
+      const index_t h = heads[i];
+      if (of(h).sealed != sealed[i]) {
+        of(h).state.clear();
+        hold_to(h, this->decode_limit(h, this->slots_of(h), sealed[i]), sealed[i]);
       }
     }
   }
@@ -122,7 +134,7 @@ class request_calls : protected compressor_base<P> {
   void clear(index_t request) {
     for (const index_t h : this->heads_of("clear", request)) {
       kvmeld::clear(kv_.head(h), of(h).state);
-      hold_to(h, this->decode_limit(h, this->slots_of(h)));
+      hold_to(h, this->decode_limit(h, this->slots_of(h)), 0);
       kv_.count_pages(h);
     }
     drafts_[as_size(request)].clear();
@@ -141,7 +153,7 @@ class request_calls : protected compressor_base<P> {
     for (std::size_t i = 0; i < source.size(); ++i) {
       const index_t a = source[i], b = target[i];
       kvmeld::copy(kv_.head(a), of(a).state, kv_.head(b), of(b).state);
-      hold_to(b, of(a).limit);
+      hold_to(b, of(a).limit, of(a).sealed);
     }
     drafts_[as_size(to)].clear();
   }
@@ -152,6 +164,9 @@ class request_calls : protected compressor_base<P> {
     byte_writer limits(out);
     saved_request heads{*this, this->heads_of("save", request)};
     for (const index_t h : heads.list) {
+      if (of(h).sealed > 0) {
+        limits.put(-of(h).sealed);
+      }
       limits.put(of(h).limit.slots);
       limits.put(of(h).limit.trigger);
     }
@@ -163,21 +178,27 @@ class request_calls : protected compressor_base<P> {
     byte_reader from(in);
     std::vector<budget> limits;
     for (const index_t h : heads.list) {
-      const auto slots = from.get<index_t>(), trigger = from.get<index_t>();
+      const index_t capacity = kv_.head(h).capacity();
+      auto slots = from.get<index_t>();
+      expects(errc::corrupt_file, slots >= -capacity, "load: expected at most ", capacity,
+              " sealed slots, got ", -std::int64_t{slots});
+      heads.sealed.push_back(std::max(-slots, index_t{0}));
+      slots = slots < 0 ? from.get<index_t>() : slots;
+      const auto trigger = from.get<index_t>();
       limits.push_back({slots, trigger});
       if (this->is_cut(h)) {
         expects(errc::corrupt_file, slots == this->slots_of(h) && trigger == 0,
                 "load: expected a window of ", this->slots_of(h), " tokens without a trigger, got ",
                 slots, " and ", trigger);
       } else {
-        expects(errc::corrupt_file, slots > 0 && slots <= kv_.head(h).capacity() && trigger >= 0,
-                "load: expected a limit of 1 to ", kv_.head(h).capacity(), " slots, got ", slots);
+        expects(errc::corrupt_file, slots > 0 && slots <= capacity && trigger >= 0,
+                "load: expected a limit of 1 to ", capacity, " slots, got ", slots);
       }
     }
     from.finish();
     load_heads(in, heads);
     for (std::size_t i = 0; i < limits.size(); ++i) {
-      hold_to(heads.list[i], limits[i]);
+      hold_to(heads.list[i], limits[i], heads.sealed[i]);
     }
     drafts_[as_size(request)].clear();
   }
@@ -190,7 +211,7 @@ class request_calls : protected compressor_base<P> {
     std::int64_t least = 1;
     for (index_t h = 0; h < kv_.heads(); ++h) {
       least = std::max<std::int64_t>({least, kv_.head(h).length(), of(h).state.length(),
-                                      this->least_capacity(h, of(h).limit)});
+                                      of(h).sealed + this->least_capacity(h, of(h).limit)});
     }
     expects(errc::no_capacity, capacity >= least, "shrink: expected a capacity of at least ", least,
             " slots (those in use, and the budgets), got ", capacity);
@@ -209,9 +230,42 @@ class request_calls : protected compressor_base<P> {
     ~rows_taken_back() { head.restore(length, next_position); }
   };
 
-  /// What a head decodes within from now on, without a prompt that has begun.
-  void hold_to(index_t h, const budget& limit) {
+  /// The slots of head `h` that the seal of a request's first `tokens` tokens is of.
+  index_t expect_seal(index_t h, index_t tokens) const {
+    const head_ref head = kv_.head(h);
+    const one_head& one = of(h);
+    const index_t n = head.length();
+    expects(tokens >= 0 && tokens <= head.next_position(), "seal: expected 0 to ",
+            head.next_position(), " tokens (those appended), got ", tokens);
+    index_t sealed = 0;
+    while (sealed < n && head.position(sealed) < tokens) {
+      ++sealed;
+    }
+    for (index_t s = sealed; s < n; ++s) {
+      expects(head.position(s) >= tokens, "seal: expected the slots of the first ", tokens,
+              " tokens before all others, got token ", head.position(s), " in slot ", s,
+              " of head ", h, " (steps put new tokens into freed slots)");
+    }
+    expects(sealed >= one.sealed, "seal: expected at least the ", one.sealed,
+            " slots that are sealed already in head ", h, ", got ", sealed);
+    if (sealed > one.sealed) {
+      by_policy(h, [](const auto& p) { expect_seals("seal: ", p); });
+      expects(sealed % head.page_slots() == 0, "seal: expected whole pages of ", head.page_slots(),
+              " slots, got ", sealed, " slots in head ", h);
+      expects(one.sealed + one.state.length() <= sealed, "seal: expected tokens after the first ",
+              tokens, " that were not measured yet, got ", one.sealed + one.state.length() - sealed,
+              " in head ", h);
+      const std::int64_t least = sealed + this->least_capacity(h, one.limit);
+      expects(errc::no_capacity, least <= head.capacity(), "seal: expected a capacity of at least ",
+              least, " slots (sealed, budget and the new token), got ", head.capacity());
+    }
+    return sealed;
+  }
+
+  /// What a head decodes within from now on, without a prompt that has begun, behind its seal.
+  void hold_to(index_t h, const budget& limit, index_t sealed) {
     of(h).limit = limit;
+    of(h).sealed = sealed;
     of(h).held.release();
     this->leave(h);
   }
@@ -219,12 +273,20 @@ class request_calls : protected compressor_base<P> {
   /// One request's heads, as they are saved.
   struct saved_request {
     request_calls& all;
-    std::vector<index_t> list;
+    std::vector<index_t> list, sealed = {};
 
     index_t count() const { return static_cast<index_t>(list.size()); }
     head_ref head(index_t i) const { return all.kv_.head(list[as_size(i)]); }
     head_state& state(index_t i) const { return all.of(list[as_size(i)]).state; }
-    void expect_pages(index_t i, index_t length) const {
+    void expect_fits(index_t i, index_t length, index_t measured) const {
+      const index_t first = sealed[as_size(i)];
+      expects(errc::corrupt_file,
+              first <= length - measured && (first == 0 || first % head(i).page_slots() == 0),
+              "load: expected at most ", length - measured, " sealed slots in whole pages of ",
+              head(i).page_slots(), ", got ", first);
+      if (first > 0) {
+        all.by_policy(list[as_size(i)], [](const auto& p) { expect_seals("load: ", p); });
+      }
       head(i).expect_pages(0, length);
       all.kv_.expect_own_pages("load", list[as_size(i)], 0, length);
     }

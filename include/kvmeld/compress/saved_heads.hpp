@@ -197,9 +197,9 @@ void load_heads(std::istream& in, Heads& heads) {
     const auto head = heads.head(h);
     expects(errc::corrupt_file, n.length >= 0 && n.length <= head.capacity(),
             "load: expected a length of 0 to ", head.capacity(), " slots, got ", n.length);
-    heads.expect_pages(h, n.length);
     expects(errc::corrupt_file, n.measured >= 0 && n.measured <= n.length, "load: expected 0 to ",
             n.length, " slots with columns, got ", n.measured);
+    heads.expect_fits(h, n.length, n.measured);
     expects(errc::corrupt_file, n.next_position >= n.length, "load: expected at least ", n.length,
             " tokens in total, got ", n.next_position);
     expects(errc::corrupt_file, n.observed >= 0, "load: expected at least 0 observed queries, got ",

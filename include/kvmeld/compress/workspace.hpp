@@ -20,6 +20,7 @@ struct workspace {
   std::vector<float> log_sum_exp;  ///< [group] of the last step
   std::vector<float> combined;     ///< [capacity] the group's attention as one number per slot
   std::vector<float> input;        ///< [group + 2, row_dim] a step's rows that came in 16 bits
+  std::vector<float> own_output;   ///< [group, row_dim] of attention behind a seal
   slot_scratch scratch;            ///< of planning
   merge_plan plan;                 ///< the last plan made
   fused_similarity comparison;     ///< what the last step's attention has compared
@@ -32,6 +33,7 @@ struct workspace {
     log_sum_exp.resize(std::max(log_sum_exp.size(), g));
     combined.resize(std::max(combined.size(), n));
     input.resize(std::max(input.size(), (g + 2) * as_size(dim)));
+    own_output.resize(std::max(own_output.size(), g * as_size(dim)));
     scratch.reserve(capacity), plan.reserve(capacity);
   }
 };

@@ -87,6 +87,23 @@ class head_ref {
   float& log_mass(index_t s) const { return slots_.log_mass[s]; }
   index_t& position(index_t s) const { return slots_.position[s]; }
 
+  /// Slots of a page; 1 where rows are strided.
+  index_t page_slots() const { return table_.pages == nullptr ? 1 : table_.slots; }
+  /// The slots from `first` on as a head of its own, which counts them in `length`: the caller
+  /// tells this head. In pages `first` ends one.
+  head_ref behind(index_t first, index_t& length) const {
+    head_ref own = *this;
+    own.slots_.log_mass += first, own.slots_.position += first, own.slots_.length = &length;
+    own.capacity_ -= first;
+    if (table_.pages != nullptr) {
+      own.table_.pages += first / table_.slots;
+    } else {
+      own.keys_.data += first * keys_.row, own.values_.data += first * values_.row;
+    }
+    return own;
+  }
+  const slot_metadata& metadata() const { return slots_; }
+
   const head_rows& keys() const { return keys_; }
   const head_rows& values() const { return values_; }
 

@@ -27,6 +27,7 @@ struct attention_support {
   bool sinks = true;       ///< `sink_logits`
   bool alibi = true;       ///< `alibi_slopes`
   bool one_memory = true;  ///< values in the memory of keys, as latent attention keeps them
+  bool seals = true;       ///< slots before its own that stay; never with a `mass` of its own
   /// Why it does not go with a cap, sinks or slopes.
   std::string_view why = "it merges slots";
 };
@@ -76,6 +77,10 @@ concept supports_by_value = requires {
 template <class P>
 concept supports_by_call = requires(P& p) {
   { p.supports() } -> std::convertible_to<attention_support>;
+};
+template <class P>
+concept gives_mass = requires(P& p, hook_arguments& x) {
+  p.mass(x.head, x.held);
 };
 template <class P, class Seen>
 concept observes = requires(P& p, hook_arguments& x, const Seen& seen) {
@@ -259,9 +264,7 @@ consteval int hook_names::*misdeclared() {
       !requires(C & p, hook_arguments & x) { p.after_compress(x.head, x.state, x.n); }) {
     return &hook_names::after_compress;
   }
-  if (
-      !requires { &names::mass; } &&
-      !requires(C & p, hook_arguments & x) { p.mass(x.head, x.held); }) {
+  if (!requires { &names::mass; } && !gives_mass<C>) {
     return &hook_names::mass;
   }
   if (!requires { &names::supports; } && !supports_by_value<C> && !supports_by_call<C>) {

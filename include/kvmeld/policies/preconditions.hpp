@@ -49,6 +49,14 @@ void expect_memory(const char* call, const P& p, const head_ref& head) {
           "corrects them), got values in the keys' memory");
 }
 
+/// Throws unless `p` can leave the first slots of a head as they are.
+template <policy P>
+void expect_seals(const char* call, const P& p) {
+  expects(errc::unsupported, traits::supports(p).seals, call, p.name(),
+          ": expected a policy that can leave slots as they are (it keeps numbers of all slots, or "
+          "moves the first ones), got one that cannot");
+}
+
 }  // namespace detail
 
 /// Throws unless `p` goes with what a model computes in a layer (`unsupported`): which policy goes

@@ -25,9 +25,10 @@ struct streaming_llm {
   position_mode positions = position_mode::original;
 
   static constexpr std::string_view name() { return "streaming_llm"; }
-  /// Moved sinks rotate their keys, and must not rotate values.
+  /// Moved sinks rotate their keys, and must not rotate values. What is sealed does not move.
   attention_support supports() const {
-    return {.one_memory = positions == position_mode::original};
+    const bool stays = positions == position_mode::original;
+    return {.one_memory = stays, .seals = stays};
   }
   static void parameters(auto& p, auto f) { f("sinks", p.sinks); }
   index_t min_budget() const { return sinks + 1; }

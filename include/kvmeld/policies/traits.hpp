@@ -153,17 +153,19 @@ bool supports_decode(const P& p) {
 }
 
 /// What a model's attention may have. A plan of the policy's own may merge slots, which then have
-/// no one position, and keys otherwise than values: it has to say that it does not.
+/// no one position, and keys otherwise than values: it has to say that it does not. A mass of its
+/// own is of slots that it has measured, and sealed ones are not.
 template <class P>
 attention_support supports(const P& p) {
+  constexpr bool evicts_by_score = !detail::makes_plans<const P>;
+  attention_support can{.alibi = evicts_by_score, .one_memory = evicts_by_score};
   if constexpr (detail::supports_by_call<const P>) {
-    return p.supports();
+    can = p.supports();
   } else if constexpr (detail::supports_by_value<const P>) {
-    return P::supports;
-  } else {
-    constexpr bool evicts_by_score = !detail::makes_plans<const P>;
-    return {.alibi = evicts_by_score, .one_memory = evicts_by_score};
+    can = P::supports;
   }
+  can.seals = can.seals && !detail::gives_mass<const P>;
+  return can;
 }
 
 /// Does the policy take a decode step's attention into its state?
