@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <type_traits>  // std::is_trivially_copyable_v
 
 #include "kvmeld/cuda/device/error.cuh"
@@ -69,7 +70,27 @@ inline int attribute_of_device(cudaDeviceAttr which) {
   check(cudaDeviceGetAttribute(&x, which, device), "cudaDeviceGetAttribute", __FILE__, __LINE__);
   return x;
 }
-inline bool starts_early() { return attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9; }
+
+/// Does the code of `Kernel` that the device runs wait for the launch before it? PTX of sm_80 does
+/// not, though an H100 compiles it and would start it early. Queried once per device.
+template <class Kernel>
+bool waits_for_launch() {
+  static std::atomic<int> known[16] = {};  // by device: 0, then 1 more than the architecture
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice", __FILE__, __LINE__);
+  const auto query = [] {
+    cudaFuncAttributes code{};
+    check(cudaFuncGetAttributes(&code, run<Kernel>), "cudaFuncGetAttributes", __FILE__, __LINE__);
+    return code.ptxVersion + 1;
+  };
+  if (device >= 16) {
+    return query() > 90;
+  }
+  if (known[device] == 0) {
+    known[device] = query();
+  }
+  return known[device] > 90;
+}
 
 template <class Kernel>
 void launch_kernel(const Kernel& kernel, extent blocks, stream stream, bool early) {
@@ -95,7 +116,7 @@ void launch_kernel(const Kernel& kernel, extent blocks, stream stream, bool earl
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = early && starts_early() ? 1 : 0;
+  config.numAttrs = early && waits_for_launch<Kernel>() ? 1 : 0;
   check(cudaLaunchKernelEx(&config, run<Kernel>, kernel), "launch", __FILE__, __LINE__);
 }
 
