@@ -18,7 +18,7 @@ struct sums_case {
   index_t window = 7;
   float decay = 0.9F;
   group_combine combine = group_combine::sum;
-  bool positions = false;  // given, in no order
+  bool positions = false;  // given, in no order; for odd seeds each head has its own
   bool log_sums = false;   // given
   double tolerance = 2e-5;
   std::vector<index_t> active = {};  // heads that the call runs; none: all
@@ -36,8 +36,9 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
   for (std::ptrdiff_t i = 0; i < static_cast<std::ptrdiff_t>(q.size()); ++i) {
     q[i] = from_float<Scalar>(0.25F * whole(random, 4));
   }
-  device_buffer<index_t> position(static_cast<std::size_t>(what.count));
-  for (index_t i = 0; i < what.count; ++i) {
+  const std::ptrdiff_t apart = seed % 2 == 0 ? 0 : what.count;  // a head's to the next's
+  device_buffer<index_t> position(static_cast<std::size_t>(c.heads * what.count));
+  for (index_t i = 0; i < c.heads * what.count; ++i) {
     position[i] = static_cast<index_t>(random.below(static_cast<std::uint32_t>(c.capacity)));
   }
   for (index_t h = 0; h < c.heads; ++h) {  // swap slots: their order means nothing
@@ -52,7 +53,9 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
                                 std::ptrdiff_t{c.group} * what.count * stride,
                                 std::ptrdiff_t{what.count} * stride,
                                 stride,
-                                what.positions ? position.data() : nullptr};
+                                what.positions ? position.data() : nullptr,
+                                0,
+                                apart};
   device_buffer<index_t> active(what.active);
   auto view = kv.view();
   std::vector<index_t> heads = what.active;
@@ -69,7 +72,8 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
     const index_t h = heads[place], n = lengths[static_cast<std::size_t>(h)];
     const std::ptrdiff_t of_head = static_cast<std::ptrdiff_t>(place) * rows.head;
     for (index_t i = 0; i < what.count; ++i) {
-      const index_t at = what.positions ? position[i] : kv.next_position[h] - what.count + i;
+      const index_t at = what.positions ? position[static_cast<std::ptrdiff_t>(place) * apart + i]
+                                        : kv.next_position[h] - what.count + i;
       std::vector<double> all(static_cast<std::size_t>(n));
       for (index_t g = 0; g < c.group; ++g) {
         std::vector<double> p(static_cast<std::size_t>(n));

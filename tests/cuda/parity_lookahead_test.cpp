@@ -16,14 +16,15 @@ struct lookahead_case {
   double tolerance = 1e-5;
 };
 
-/// LAW: the same queries at the same positions, for all heads and for some of them.
+/// LAW: the same queries at the same positions, for all heads and for some of them. Every further
+/// head has seen five tokens more, and its queries go five positions further.
 template <class Host>
 void check_lookahead(const lookahead_case& x) {
   using device_type = typename device_scalar<Host>::type;
   INFO(x.tokens << " tokens, " << x.count << " queries, dim " << x.dim << ", group " << x.group);
   constexpr index_t heads = 3;
   const cache_case c{
-      .heads = heads, .capacity = x.tokens + 5, .dim = x.dim, .group = x.group, .rope = &x.turn};
+      .heads = heads, .capacity = x.tokens + 15, .dim = x.dim, .group = x.group, .rope = &x.turn};
   auto kv = cache_of<Host>(c);
   emulator::chance random{7};
   const auto numbers = [&](std::size_t n) {
@@ -38,18 +39,22 @@ void check_lookahead(const lookahead_case& x) {
     const auto keys = numbers(rows);
     kv.append(h, keys, keys);
   }
+  const auto q = numbers(rows * static_cast<std::size_t>(heads * x.group));
+  const auto own = prompt_queries(q.data(), x.tokens, heads, x.group, x.dim);
+  auto wanted = lookahead(kv, own, {.count = x.count});
+  for (index_t h = 1; h < heads; ++h) {
+    const auto more = numbers(static_cast<std::size_t>(5 * h * x.dim));
+    kv.append(h, more, more);
+  }
   const full_cache nothing;
   const auto state = fixtures::make_state(nothing, kv);
   mirror<Host> twin(nothing, kv, state, c);
-  const auto q = numbers(rows * static_cast<std::size_t>(heads * x.group));
   std::vector<device_type> stored;
   for (const float v : q) {
     stored.push_back(from_float<device_type>(v));
   }
   device_buffer<device_type> queries(stored);
 
-  const auto own = prompt_queries(q.data(), x.tokens, heads, x.group, x.dim);
-  auto wanted = lookahead(kv, own, {.count = x.count});
   const lookahead_options options{.count = x.count};
   const index_t n = lookahead_count(x.tokens, options);
   REQUIRE(n == wanted.count());
@@ -59,15 +64,16 @@ void check_lookahead(const lookahead_case& x) {
     const std::size_t places = all ? heads : two.size();
     const auto view = all ? twin.device.view() : twin.device.view().with_active(some.data(), 2);
     device_buffer<device_type> out(places * static_cast<std::size_t>(x.group * n * x.dim));
-    device_buffer<index_t> position(static_cast<std::size_t>(n));
+    device_buffer<index_t> position(places * static_cast<std::size_t>(n));
     lookahead(view, query_rows<device_type>{queries.data(), x.tokens, own.head, own.group, own.row},
               options, out.data(), position.data(), order(3));
     double worst = 0;
     for (std::size_t place = 0; place < places; ++place) {
       const auto h = static_cast<index_t>(place);  // queries are by place
+      const index_t further = 5 * (all ? h : two[place]);
       for (index_t g = 0; g < x.group; ++g) {
         for (index_t i = 0; i < n; ++i) {
-          CHECK(position.host()[i] == wanted.position(i));
+          CHECK(position.host()[h * n + i] == wanted.position(i) + further);
           const auto at =
               ((static_cast<std::ptrdiff_t>(place) * x.group + g) * n + i) * std::ptrdiff_t{x.dim};
           for (index_t d = 0; d < x.dim; ++d) {

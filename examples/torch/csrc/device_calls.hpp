@@ -55,7 +55,7 @@ class device_calls {
   /// How many queries `lookahead` makes of so many.
   virtual index_t lookahead_count(index_t queries,
                                   const kvmeld::lookahead_options& options) const = 0;
-  /// `out [heads, group, n, dim]`, `position [n]`.
+  /// `out [heads, group, n, dim]`, `position [heads, n]`.
   virtual void lookahead(const device_call& call, const query_layout& queries,
                          const kvmeld::lookahead_options& options, void* out,
                          index_t* position) const = 0;

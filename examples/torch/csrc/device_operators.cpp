@@ -129,7 +129,7 @@ std::tuple<Tensor, Tensor> moved_ahead(device_work& work, const kvmeld::any_poli
   const bool ahead = use.plans == kvmeld::prompt_use::planned::lookahead && own.count > 0;
   const index_t n = ahead ? work.calls().lookahead_count(own.count, options) : 0;
   Tensor rows = at::empty({s.heads, s.group, n, s.dim}, work.of(work.dtype())),
-         position = at::empty({n}, work.of(at::kInt));
+         position = at::empty({s.heads, n}, work.of(at::kInt));
   if (use.observes && own.count > 0) {
     work.allocate(work.calls().observe_bytes(p, work.call(), own.count, own.before));
     work.calls().observe(p, work.call(), own);
@@ -138,7 +138,7 @@ std::tuple<Tensor, Tensor> moved_ahead(device_work& work, const kvmeld::any_poli
     work.calls().lookahead(work.call(), own, options, rows.mutable_data_ptr(),
                            position.mutable_data_ptr<index_t>());
   }
-  return {rows, position};
+  return {rows, position.slice(0, 0, 1).flatten()};  // heads have seen as many tokens
 }
 
 std::tuple<Tensor, Tensor> observe(const text& policy, TensorList cache, const Tensor& queries,

@@ -27,14 +27,13 @@ struct move_ahead {
   future_positions ahead;
   index_t first, count;
   Scalar* to;         // [heads, group, count, dim]
-  index_t* position;  // [count]; null: not wanted
+  index_t* position;  // [heads, count]; null: not wanted
 
   /// Grid: heads, query heads of one, any number of blocks that share the queries.
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head(), pairs = rope_params::pairs(cache.dim);
     const auto g = static_cast<index_t>(block_index().y);
-    // All heads have seen as many tokens as the first.
-    const index_t seen = cache.next_position[cache.active == nullptr ? 0 : cache.active[0]];
+    const index_t seen = cache.next_position[h];
     Scalar* const rows =
         to + (std::ptrdiff_t{place_of_block()} * cache.group + g) * count * cache.dim;
     const auto block = static_cast<index_t>(block_index().z);
@@ -46,8 +45,8 @@ struct move_ahead {
       Scalar* const row = rows + std::ptrdiff_t{i} * cache.dim;
       rope.pair(queries.at(h, g, from), cache.dim, p, moved - queries.position_of(h, from, seen),
                 [&](index_t j, float x) { row[j] = from_float<Scalar>(x); });
-      if (position != nullptr && place_of_block() == 0 && g == 0 && p == 0) {
-        position[i] = moved;
+      if (position != nullptr && g == 0 && p == 0) {
+        position[std::ptrdiff_t{place_of_block()} * count + i] = moved;
       }
     }
   }
@@ -64,9 +63,9 @@ inline index_t lookahead_count(index_t queries, const lookahead_options& options
 }
 
 /// `kvmeld::lookahead`: queries spread over the prompt, turned to the positions to come, into
-/// `out [heads, group, lookahead_count, dim]` and `position [lookahead_count]`, which `compress`
-/// takes. All heads have seen as many tokens. One launch. Refused: a
-/// rotation of part of a head.
+/// `out [heads, group, lookahead_count, dim]` and `position [heads, lookahead_count]`, which
+/// `compress` takes with `position_head = lookahead_count`. One launch. Refused: a rotation of part
+/// of a head.
 template <class Scalar>
 void lookahead(const cache_view<Scalar>& cache, const query_rows<Scalar>& queries,
                const lookahead_options& options, Scalar* out, index_t* position, stream stream) {

@@ -24,6 +24,7 @@ struct query_rows {
   /// Of a prompt in chunks: queries of the same prompt that lie right before these, which windows
   /// reach back to. They do not count again.
   index_t before = 0;
+  std::ptrdiff_t position_head = 0;  ///< of `position`, head to head by place; 0: one list for all
 
   /// Of this block's head.
   KVMELD_DEVICE const Scalar* at(index_t, index_t g, index_t i) const {
@@ -31,7 +32,8 @@ struct query_rows {
   }
   /// Of query `i`, for a head that has seen `next_position` tokens.
   KVMELD_DEVICE index_t position_of(index_t, index_t i, index_t next_position) const {
-    return position == nullptr ? next_position - count + i : position[i];
+    return position == nullptr ? next_position - count + i
+                               : position[place_of_block() * position_head + i];
   }
   /// Are there queries of head `h`?
   KVMELD_DEVICE bool asks(index_t) const { return true; }

@@ -28,7 +28,7 @@ struct estimate_slots {
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t s0 = static_cast<index_t>(block_index().y) * shape::rows;
-    const index_t n = cache.length[h], first_position = cache.next_position[h] - queries.count;
+    const index_t n = cache.length[h], next_position = cache.next_position[h];
     if (s0 >= n) {
       return;
     }
@@ -46,8 +46,7 @@ struct estimate_slots {
     const head_context head = context_of(cache, state, h, 0);
     float score = head.column(keepkv_rule::log_score, s), weight_sum = 0;  // of this prompt alone
     for (index_t i = 0; i < queries.count; ++i) {
-      const index_t at = queries.position == nullptr ? first_position + i : queries.position[i];
-      if (head.position[s] > at) {
+      if (head.position[s] > queries.position_of(h, i, next_position)) {
         continue;
       }
       float most = lowest_score, sum = 0;  // of the group
