@@ -237,6 +237,10 @@ TEST_CASE("apply refuses views that do not fit") {
   wide.dim = 257;
   CHECK_THROWS_WITH(apply(plan_view{}, wide, kv.state, order()),
                     Catch::Contains("expected a dim of 1 to 256, got 257"));
+  auto deep = kv.view();
+  deep.capacity = 524281;  // more blocks of 8 slots than a grid's second dimension has
+  CHECK_THROWS_WITH(apply(plan_view{}, deep, kv.state, order()),
+                    Catch::Contains("a capacity of 1 to 524280 slots, got 2 heads and 524281"));
 }
 
 }  // namespace

@@ -164,6 +164,12 @@ TEST_CASE("observe refuses what is none") {
       (policy_calls<h2o, float>::observe({}, kv.view(), kv.state, {}, {}, {})),
       "kvmeld: cuda observe: expected at least 1 query and a count of at least 0 before them, "
       "got 0 and 0");
+  const float q = 0;
+  CHECK_THROWS_WITH(
+      (policy_calls<h2o, float>::observe({}, kv.view(), kv.state,
+                                         {.data = &q, .count = 262140, .before = 1}, {}, {})),
+      "kvmeld: cuda observe: expected at most 262140 queries with those before them, "
+      "got 262140 and 1");
 }
 
 }  // namespace

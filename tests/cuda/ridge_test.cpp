@@ -129,6 +129,16 @@ TEST_CASE("a ridge of any size, of outputs of any size") {
   check_ridge(2, {{20}, 8, 70, 0.002F, 0}, 0, 9);  // nothing is missing
 }
 
+TEST_CASE("a grid has room for the products of as many unknowns as a cache has slots") {
+  for (const index_t queries : {max_queries, index_t{128}}) {  // by the dual too
+    workspace_allocator count;
+    const auto of = detail::allocate_ridge(count, 1, max_capacity, 256, queries, 1, 0);
+    const auto blocks = of.dual ? detail::multiply_rows<1, true>::blocks(of, 1)
+                                : detail::multiply_rows<1, false>::blocks(of, 1);
+    CHECK((blocks.y <= 65535 && blocks.z <= 65535));
+  }
+}
+
 TEST_CASE("a ridge of next to no mass is no less than rounding is worth") {
   for (const double mass : {1e-6, 1e-8, 1e-14, 1e-25}) {  // halfs make the last two nothing
     check_ridge(2, {{20, 3}, 8, 70, 0.002F, 1, mass}, 1e-5, 15);

@@ -256,6 +256,11 @@ inline thread_local index_t threads_that_waited;
 template <class Kernel>
 void launch(const Kernel& kernel, extent blocks, stream order, bool early) {
   static_assert(std::is_trivially_copyable_v<Kernel> && Kernel::threads % 32 == 0);
+  if (blocks.x > 0x7fffffffU || blocks.y > 0xffffU || blocks.z > 0xffffU) {
+    throw error("launch: expected a grid of at most 2147483647, 65535 and 65535 blocks, got " +
+                std::to_string(blocks.x) + ", " + std::to_string(blocks.y) + " and " +
+                std::to_string(blocks.z));
+  }
   chance random{order.seed * 2654435761U + 1};
   std::vector<unsigned> todo(std::size_t{blocks.x} * blocks.y * blocks.z);
   std::iota(todo.begin(), todo.end(), 0U);

@@ -79,6 +79,9 @@ struct cache_view {
 };
 
 inline constexpr index_t max_dim = 256, max_group = 16, max_columns = 5;
+/// A grid has at most 65,535 blocks along y and z, and a block takes at least 8 slots, or 64
+/// queries of a group.
+inline constexpr index_t max_capacity = 65535 * 8, max_queries = 65535 * 64 / max_group;
 
 /// Rows that a step's attention compares with all others: a right side of the tensor cores.
 inline constexpr index_t compared_rows = 8;
@@ -142,9 +145,9 @@ void check(const cache_view<Scalar>& cache) {
   expects(cache.active == nullptr ? cache.active_count == 0
                                   : cache.active_count >= 0 && cache.active_count <= cache.heads,
           "cuda: expected a list of 0 to ", cache.heads, " active heads, got ", cache.active_count);
-  expects(cache.heads >= 0 && cache.capacity >= 1,
-          "cuda: expected at least 0 heads and a capacity of at least 1 slot, got ", cache.heads,
-          " heads and ", cache.capacity, " slots");
+  expects(cache.heads >= 0 && cache.capacity >= 1 && cache.capacity <= max_capacity,
+          "cuda: expected at least 0 heads and a capacity of 1 to ", max_capacity, " slots, got ",
+          cache.heads, " heads and ", cache.capacity, " slots");
   expects(cache.keys.data != nullptr && cache.values.data != nullptr && cache.log_mass != nullptr &&
               cache.position != nullptr && cache.length != nullptr &&
               cache.next_position != nullptr,

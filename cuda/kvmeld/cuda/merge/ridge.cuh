@@ -28,14 +28,14 @@ void solve_ridge(const ridge_system& of, const ridge_outputs& outputs, float rid
   using pack = pack_outputs<Halves>;
   launch(pack{of, outputs.missing, outputs.squares, outputs.largest, outputs.parts, ridge},
          {heads, of.dual ? 1 : count(of.depth, pack::queries)}, stream);
-  const auto lower = static_cast<unsigned>(of.tiles * (of.tiles + 1) / 2);
   if (of.dual) {
     launch(load_outputs{of, outputs.missing},
            {heads, static_cast<unsigned>(of.tiles), static_cast<unsigned>(of.dim_tiles)}, stream);
-    launch(multiply_rows<Halves, true>{of}, {heads, lower}, stream);
+    using multiply = multiply_rows<Halves, true>;
+    launch(multiply{of}, multiply::blocks(of, heads), stream);
   } else {
-    launch(multiply_rows<Halves, false>{of}, {heads, static_cast<unsigned>(of.all_tiles())},
-           stream);
+    using multiply = multiply_rows<Halves, false>;
+    launch(multiply{of}, multiply::blocks(of, heads), stream);
   }
   for (index_t j = 0; j < of.tiles; ++j) {
     const auto tiles = static_cast<unsigned>(of.row_tiles() - j);

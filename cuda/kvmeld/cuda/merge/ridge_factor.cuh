@@ -17,18 +17,17 @@ struct multiply_rows {
 
   ridge_system of;
 
-  /// Grid: heads, tiles.
+  /// A block for every row and column of tiles, those above the diagonal for nothing: as one
+  /// number the lower ones would be too many for a grid's second dimension.
+  static extent blocks(const ridge_system& of, unsigned heads) {
+    return {heads, static_cast<unsigned>(Dual ? of.tiles : of.row_tiles()),
+            static_cast<unsigned>(of.tiles)};
+  }
+  /// Grid: heads, rows of tiles, columns of tiles.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = of.active.head(), have = of.tiles_of(h);
-    const auto at = static_cast<index_t>(block_index().y);
-    index_t i = 0, j = at;
-    for (; i < of.tiles && j > i; ++i) {
-      j -= i + 1;
-    }
-    if (i == of.tiles) {
-      i += j / of.tiles, j %= of.tiles;
-    }
-    if (j >= have || (i >= have && i < of.tiles)) {
+    const auto i = static_cast<index_t>(block_index().y), j = static_cast<index_t>(block_index().z);
+    if (j >= have || (i < of.tiles && (j > i || i >= have))) {
       return;
     }
     typename tile::sums sum = {};

@@ -62,6 +62,9 @@ void check(const query_rows<Scalar>& queries, index_t least, const char* what) {
               (queries.count == 0 || queries.data != nullptr),
           what, ": expected ", least > 0 ? "at least 1 query" : "queries",
           " and a count of at least 0 before them, got ", queries.count, " and ", queries.before);
+  expects(queries.count <= max_queries && queries.before <= max_queries - queries.count, what,
+          ": expected at most ", max_queries, " queries with those before them, got ",
+          queries.count, " and ", queries.before);
 }
 
 namespace detail {
