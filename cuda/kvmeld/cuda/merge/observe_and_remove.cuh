@@ -152,7 +152,7 @@ struct observe_and_remove {
                               index_t removed, const best_two& next) const {
     const head_context& head = known.head;
     const index_t h = head.head, n = known.n, target = target_of(h);
-    const bool fresh = n > cache.length[h];  // else there was no room
+    const bool fresh = options.appended && !known.full;  // else there was no room
     const bool over = options.removes && fresh && n == target + 1;
     bool removes = Rule::evicts && over && removed >= 0;
     if constexpr (remembers<Rule>) {

@@ -4,6 +4,7 @@
 
 #include "kvmeld/cuda/device/last_block.cuh"
 #include "kvmeld/cuda/merge/slot_removals.cuh"
+#include "kvmeld/cuda/policies/ems/match.cuh"
 #include "kvmeld/cuda/policies/ems/memory.cuh"
 #include "kvmeld/cuda/policies/ems/search.cuh"
 #include "kvmeld/cuda/score/attend_splits.cuh"
