@@ -80,6 +80,9 @@ inline void expect_attended(const ggml_tensor* mask, index_t i, std::span<const 
   expect_on_host(mask);
   const bool half = mask->type == GGML_TYPE_F16;
   for (const index_t cell : cells) {
+    if (cell < 0) {
+      continue;  // as of a sequence that was loaded
+    }
     expects(i < mask->ne[1] && cell < mask->ne[0], "llama.cpp: expected a mask of layer ", layer,
             " over token ", i, " and cell ", cell, ", got [", mask->ne[0], ", ", mask->ne[1], "]");
     const auto* const at = static_cast<const char*>(mask->data) +

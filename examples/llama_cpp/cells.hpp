@@ -48,8 +48,8 @@ struct layer {
   float factor = 1;     ///< of those logits, within the engine's softmax
 };
 
-/// A `kv_cache` of one request. Its layers are those that are compressed; heads behind them are of
-/// the layers that keep all. Windowed layers are the engine's.
+/// A `kv_cache` whose requests are the engine's sequences. Its layers are those that are
+/// compressed; heads behind them are of the layers that keep all. Windowed layers are the engine's.
 class layer_cache {
   static auto& at(auto& list, index_t i) { return list[static_cast<std::size_t>(i)]; }
 
@@ -71,21 +71,24 @@ class layer_cache {
   }
 
   index_t layers() const { return compressed_; }
-  index_t requests() const { return 1; }
+  index_t requests() const { return setup_.requests; }
   index_t kv_heads() const { return setup_.spec.kv_heads; }
-  index_t heads() const { return compressed_ * kv_heads(); }
+  index_t heads() const { return compressed_ * requests() * kv_heads(); }
 
   /// Those of the model's layers that have heads here, in the model's order.
   std::span<const index_t> held() const { return held_; }
   bool holds(index_t l) const { return l >= 0 && l < std::ssize(place_) && at(place_, l) >= 0; }
   bool whole(index_t l) const { return at(place_, l) >= compressed_; }
   layer& of(index_t l) { return at(layers_, at(place_, l)); }
-  head_range heads(index_t l) const { return {at(place_, l) * kv_heads(), kv_heads()}; }
+  head_range heads(index_t l, index_t request = 0) const {
+    return {(at(place_, l) * requests() + request) * kv_heads(), kv_heads()};
+  }
+  index_t request_of(index_t h) const { return h / kv_heads() % requests(); }
 
   head_ref head(index_t h) { return head(h, own() ? nullptr : table(h)); }
   /// The same rows by another table of cells.
   head_ref head(index_t h, index_t* cells) {
-    layer& l = at(layers_, h / kv_heads());
+    layer& l = at(layers_, h / kv_heads() / requests());
     const auto rows = [&](ggml_tensor* engine, bool transposed) {
       if (cells != nullptr) {
         return engine_rows::of(engine, h % kv_heads(), setup_.spec.key_dim, transposed);
@@ -133,18 +136,18 @@ class layer_cache {
       }
     };
     copy(of(l).engine.keys, keys), copy(of(l).engine.values, values);
-    for (index_t h = heads(l).first; h < heads(l).first + kv_heads(); ++h) {
-      const std::size_t slots = static_cast<std::size_t>(head(h).length()) + cells.size();
-      for (auto& memory : at(own_, h)) {
-        memory.resize(std::max(memory.size(), slots * bytes_of_row()));
-      }
+  }
+  /// Own attention: memory for `slots` slots of head `h`, or more.
+  void reserve(index_t h, index_t slots) {
+    for (auto& memory : at(own_, h)) {
+      memory.resize(std::max(memory.size(), static_cast<std::size_t>(slots) * bytes_of_row()));
     }
   }
-  /// Own attention: appends such rows. With `out [tokens, heads · group, dim]`: each token attends
-  /// to itself and all before.
-  void append(index_t l, std::span<const float> keys, std::span<const float> values,
+  /// Own attention: appends such rows to heads `first` and on. With `out [tokens, heads · group,
+  /// dim]`: each token attends to itself and all before.
+  void append(index_t first, std::span<const float> keys, std::span<const float> values,
               std::span<const float> queries = {}, std::span<float> out = {}) {
-    const index_t dim = setup_.spec.key_dim, first = heads(l).first;
+    const index_t dim = setup_.spec.key_dim;
     for (index_t i = 0; i * dim < static_cast<index_t>(keys.size()); ++i) {
       const head_ref to = head(first + i % kv_heads());
       to.push(keys.data() + i * dim, values.data() + i * dim);

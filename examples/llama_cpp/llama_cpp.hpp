@@ -13,10 +13,13 @@
 /// attention takes the place of the engine's; the engine's cells hold the newest token alone.
 /// Layers that attend to a window are the engine's in both modes: their cells are left alone, and
 /// in the other layers as many tokens as a window keep theirs.
-/// One sequence, from position 0, at a time. A batch may be as long as the cells that are free.
+/// A sequence begins at position 0. A batch may be as long as the cells that are free. With own
+/// attention there may be several sequences in a unified context, each compressed apart: `announce`
+/// says before llama_decode whose tokens a batch has, and which are drafts, that is, may be taken
+/// back by `llama_memory_seq_rm`. Repack has one sequence at a time, and takes nothing back.
 /// Budgets that the heads of the model share (`budget::shared(512)`, the best for `fold`) are
-/// divided when the prompt has ended: `kv.end_prompt()` after its last llama_decode. Until then
-/// all of it is held.
+/// divided when the prompt has ended: `kv.end_prompt(sequence)` after its last llama_decode. Until
+/// then all of it is held.
 #pragma once
 
 #include <exception>
@@ -25,6 +28,7 @@
 #include "llama_cpp/attention.hpp"
 #include "llama_cpp/layers.hpp"
 #include "llama_cpp/refusals.hpp"
+#include "llama_cpp/sequences.hpp"
 
 namespace kvmeld::llama {
 
@@ -45,6 +49,7 @@ class compressor {
     llama_context_params p = params;
     prepare(p, options_.how);
     setup_.capacity = capacity_of(policy_, setup_, p);
+    setup_.requests = own() ? static_cast<index_t>(p.n_seq_max) : 1;
     setup_.rows = p.type_k;
     setup_.storage = storage_of(p.type_k, setup_.spec.key_dim);
     p.cb_eval = on_node;
@@ -57,32 +62,52 @@ class compressor {
   /// The context made with these parameters. `compressor` must live as long as it decodes.
   void bind(llama_context* context) {
     expects(context != nullptr, "llama.cpp: expected a context, got null");
-    memory_ = llama_get_memory(context);
-    sequences_ = static_cast<llama_seq_id>(llama_n_seq_max(context));
+    context_ = context, memory_ = llama_get_memory(context);
+    sequences_.bind(memory_, static_cast<llama_seq_id>(llama_n_seq_max(context)));
   }
+
+  /// Before llama_decode: of which sequence each token of its batch is, as the batch says, or all
+  /// of sequence 0; without it they are those of the one sequence in the engine. `draft`: they do
+  /// not count before `accept` or the sequence's next tokens, which decide by their position.
+  /// Refused: repack, sequences beyond n_seq_max, drafts that are no one micro-batch, a policy that
+  /// compresses prompts only.
+  void announce(const llama_batch& batch, bool draft = false);
 
   /// Throws what went wrong within llama_decode, whatever it returned: 2 where the graph could be
   /// stopped, 0 where it was at its end, as in compression. `reset` makes good again. What was
   /// refused before anything was changed is said once: the text may go on.
   void check() {
+    sequences_.forget_announcement();
+    at_.clear();
     if (error_) {
       std::rethrow_exception(begun_ ? error_ : std::exchange(error_, nullptr));
     }
-    expect_seen(memory_, sequences_, seen_);
+    sequences_.expect_seen();
   }
 
-  /// The prompt is over: heads that share a budget are brought to their parts of it, and free cells
-  /// go back to the engine. To be called between two llama_decode; nothing to do where budgets are
-  /// not shared, since every micro-batch of several tokens ends its own.
-  void end_prompt();
+  /// Tokens that the next draft of a sequence may have to see what single steps would: with the
+  /// last of them, or none, a head is compressed. Later ones would see slots that a step evicts.
+  /// Refused: repack, a draft that was not accepted yet.
+  index_t draft_room(llama_seq_id sequence = 0);
 
-  /// Forgets all; goes with llama_memory_clear. A batch that begins at position 0 does the same.
+  /// Ends all drafts: tokens that `llama_memory_seq_rm` has left count, as so many steps; the
+  /// others were never there. Refused: tokens before a draft taken away.
+  void accept();
+
+  /// A sequence's prompt is over: heads that share a budget are brought to their parts of it, and
+  /// free cells go back to the engine. To be called between two llama_decode; nothing to do where
+  /// budgets are not shared, since every micro-batch of several tokens ends its own.
+  void end_prompt(llama_seq_id sequence = 0);
+
+  /// Forgets all; goes with llama_memory_clear. A sequence that the engine has removed, or that
+  /// begins again at position 0, is forgotten without it.
   void reset();
   kvmeld::llama::report report();
 
   layers<P>& held() { return *layers_; }  ///< for inspection
 
  private:
+  bool own() const { return options_.how == mode::own_attention; }
   static bool failed(void* self) { return static_cast<compressor*>(self)->error_ != nullptr; }
 
   /// llama.cpp's callback: asked of every node, whether to call again when it is computed. A false
@@ -96,18 +121,21 @@ class compressor {
   /// False: the layer is the engine's alone.
   bool note_attention(index_t l, const ggml_tensor* t, mode expected, const ggml_tensor* mask);
 
-  void finish();  // all layers have attended: back to the budgets
-  void settle();  // free cells back to the engine
+  void finish();                                // all layers have attended: back to the budgets
+  void settle(index_t request);                 // free cells back to the engine
+  void forget(index_t request);                 // as if it had never been there
+  void decide(index_t request, index_t kept);   // how much of its draft counts
+  void expect_between(const char* call) const;  // two llama_decode
 
   P policy_;
   options options_;
   layers_setup setup_;
   std::optional<layers<P>> layers_;
+  llama_context* context_ = nullptr;
   llama_memory_t memory_ = nullptr;
-  llama_seq_id sequences_ = 1;              // that the context has room for
-  std::vector<index_t> cells_, positions_;  // [entries] in use, the newest last
-  std::vector<index_t> chunk_, at_;         // [tokens] of the present micro-batch
-  std::int64_t seen_ = 0;
+  sequences sequences_;
+  std::vector<chunk> chunks_;            // of the present micro-batch
+  std::vector<index_t> new_cells_, at_;  // [its tokens] cells and positions
   bool begun_ = false;
   std::exception_ptr error_;
 };
@@ -116,184 +144,93 @@ class compressor {
 template <policy P>
 void compressor<P>::reset() {
   error_ = nullptr;
-  begun_ = false, seen_ = 0;
-  cells_.clear(), positions_.clear();
+  begun_ = false;
+  at_.clear();
+  sequences_.reset(setup_.requests, own());
   layers_.emplace(setup_, policy_);
 }
 
 template <policy P>
 kvmeld::llama::report compressor<P>::report() {
-  return layers_->report(seen_, static_cast<index_t>(cells_.size()));
+  return layers_->report(sequences_.all());
 }
 
 template <policy P>
-bool compressor<P>::on_node(ggml_tensor* t, bool ask, void* self) noexcept {
-  auto& c = *static_cast<compressor*>(self);
-  if (c.error_) {
-    return !ask;
+void compressor<P>::expect_between(const char* call) const {
+  expects(!begun_ && !error_, call, ": expected check() first, got an error in llama_decode");
+}
+
+template <policy P>
+void compressor<P>::end_prompt(llama_seq_id sequence) {
+  expect_between("end_prompt");
+  const index_t r = own() ? sequences_.expect_own("end_prompt", sequence) : 0;
+  layers_->end_prompt(r);
+  settle(r);
+}
+
+template <policy P>
+void compressor<P>::announce(const llama_batch& batch, bool draft) {
+  expects(context_ != nullptr, "announce: expected bind(context) before it");
+  const auto most = static_cast<int>(llama_n_ubatch(context_));
+  expects(!draft || batch.n_tokens <= most, "announce: expected a draft of at most ", most,
+          " tokens (n_ubatch), got ", batch.n_tokens);
+  expects(!draft || traits::supports_decode(policy_), "announce: expected no draft under ",
+          policy_.name(), ", which compresses prompts only, got one");
+  sequences_.announce(batch, draft);
+}
+
+template <policy P>
+index_t compressor<P>::draft_room(llama_seq_id sequence) {
+  const auto most = static_cast<index_t>(llama_n_ubatch(context_));
+  const index_t r = sequences_.expect_own("draft_room", sequence);
+  expects(sequences_[r].drafted == 0, "draft_room: expected accept first, got a draft");
+  return std::min(most, layers_->draft_room(r));
+}
+
+template <policy P>
+void compressor<P>::accept() {
+  expect_between("accept");
+  for (const index_t r : sequences_.removed()) {
+    forget(r);
   }
-  try {
-    if (ask) {
-      return c.wants(t);
+  for (index_t r = 0; r < sequences_.count(); ++r) {
+    if (sequences_[r].drafted > 0) {
+      decide(r, sequences_.left(r));
+      settle(r);
     }
-    c.computed(t);
-  } catch (...) {
-    c.error_ = std::current_exception();
-  }
-  return !ask;
-}
-
-template <policy P>
-bool compressor<P>::wants(ggml_tensor* t) {
-  const std::string_view name = t->name;
-  if (t->op == GGML_OP_ROPE && name.starts_with("Qcur")) {
-    note_positions(t);
-  } else if (t->op == GGML_OP_SET_ROWS) {
-    note_rows(t);
-  } else if (t->op == GGML_OP_FLASH_ATTN_EXT) {
-    const index_t l = number_behind("cache_k_l", root_of(t->src[1])->name);
-    return note_attention(l, t, mode::own_attention, t->src[3]);
-  } else if (const index_t l = number_behind("kq_soft_max-", name); l >= 0) {
-    if (!note_attention(l, t, mode::repack, t->src[1])) {
-      return false;
-    }
-    layers_->measure(l);
-    return layers_->wants_probabilities(l);
-  } else if (const index_t k = number_behind("kq-", name); layers_->holds(k)) {
-    return options_.how == mode::repack &&
-           (layers_->wants_queries(k) || layers_->edits_products(k));
-  } else if (const index_t c = logits_of::capped_layer(t); layers_->holds(c)) {
-    return layers_->edits_capped(c);
-  }
-  return name == "result_output";
-}
-
-template <policy P>
-void compressor<P>::computed(ggml_tensor* t) {
-  const std::string_view name = t->name;
-  expects(begun_, "llama.cpp: expected the cells of the tokens before '", name, "', got ",
-          another_graph);
-  if (t->op == GGML_OP_FLASH_ATTN_EXT) {
-    expect_on_host(t);
-    layers_->attend(number_behind("cache_k_l", root_of(t->src[1])->name), t);
-  } else if (const index_t l = number_behind("kq_soft_max-", name); l >= 0) {
-    layers_->probabilities(l, t);
-  } else if (const index_t c = logits_of::capped_layer(t); c >= 0) {
-    layers_->edit(c, t, cells_);
-  } else if (const index_t k = number_behind("kq-", name); k >= 0) {
-    expect_on_host(t);
-    expects(t->ne[3] == 1, "llama.cpp: expected 1 stream of cells, got ", t->ne[3]);
-    layers_->products(k, t);
-    if (layers_->edits_products(k)) {
-      layers_->edit(k, t, cells_);
-    }
-  } else {
-    finish();
-    begun_ = false;
-    at_.clear();
   }
 }
 
 template <policy P>
-void compressor<P>::note_positions(const ggml_tensor* t) {
-  if (begun_ || t->src[1]->ne[0] != t->ne[2]) {
-    return;
-  }
-  read_indices(t->src[1], at_);
-  expect_one_sequence(memory_, sequences_);
-  if (at_[0] == 0 && seen_ > 0) {
-    reset();
-  }
-  for (std::size_t i = 0; i < at_.size(); ++i) {
-    expects(at_[i] == seen_ + static_cast<std::int64_t>(i),
-            "llama.cpp: expected one sequence at consecutive positions, next ",
-            seen_ + static_cast<std::int64_t>(i), ", got ", at_[i]);
-  }
+void compressor<P>::decide(index_t request, index_t kept) {
+  layers_->accept(request, kept, sequences_[request].drafted);
+  sequences_[request].decide(kept);
 }
 
 template <policy P>
-void compressor<P>::note_rows(ggml_tensor* t) {
-  ggml_tensor* const root = root_of(t);
-  const index_t k = number_behind("cache_k_l", root->name),
-                v = number_behind("cache_v_l", root->name);
-  if (!layers_->holds(std::max(k, v))) {
-    return;
-  }
-  if (!begun_) {
-    expect_on_host(root);
-    expects(k >= 0 && t->src[1]->ne[0] == static_cast<std::int64_t>(at_.size()),
-            "llama.cpp: expected keys, then values, for the ", at_.size(),
-            " positions before them, got '", root->name, "' for ", t->src[1]->ne[0],
-            " tokens: ", another_graph);
-    read_indices(t->src[1], chunk_);
-    begun_ = true;
-    layers_->begin(chunk_);
-  }
-  auto& of = (*layers_)[std::max(k, v)];
-  if (k >= 0 && seen_ == 0) {
-    of.model.rope = rope_of(rotation_behind(t));
-  }
-  (k >= 0 ? of.engine.keys : of.engine.values) = root;
-  (k >= 0 ? of.came.keys : of.came.values) = true;
-  expect_rows(root, std::int64_t{setup_.spec.kv_heads} * setup_.spec.key_dim, setup_.rows);
+void compressor<P>::forget(index_t request) {
+  layers_->clear(request);
+  sequences_[request] = {};
 }
 
 template <policy P>
-bool compressor<P>::note_attention(index_t l, const ggml_tensor* t, mode expected,
-                                   const ggml_tensor* mask) {
-  expects(options_.how == expected && l >= 0,
-          "llama.cpp: expected the flash attention that was prepared, got ", another_graph);
-  if (!layers_->holds(l)) {
-    return false;
-  }
-  expects(begun_, "llama.cpp: expected the cells of the tokens before '", t->name, "', got ",
-          another_graph);
-  const auto last = static_cast<index_t>(chunk_.size()) - 1;
-  expect_attended(mask, last, cells_, l), expect_attended(mask, last, chunk_, l);
-  auto& of = (*layers_)[l];
-  of.factor = read_attention(t, l, of.model);
-  if (!layers_->cache().whole(l)) {
-    kvmeld::check(policy_, of.model);
-  }
-  of.came.scale = true;
-  return true;
-}
-
-template <policy P>
-void compressor<P>::finish() {
-  expects(memory_ != nullptr, "llama.cpp: expected bind(context) before llama_decode");
-  for (const index_t cell : chunk_) {
-    cells_.push_back(cell);
-    positions_.push_back(static_cast<index_t>(seen_++));
-  }
-  layers_->end();
-  settle();
-}
-
-template <policy P>
-void compressor<P>::end_prompt() {
-  expects(!begun_ && !error_, "llama.cpp: expected check() first, got an error in llama_decode");
-  layers_->end_prompt();
-  settle();
-}
-
-template <policy P>
-void compressor<P>::settle() {
+void compressor<P>::settle(index_t request) {
+  sequence& s = sequences_[request];
   // The newest token keeps its cell: the next position has to follow on one that is there. So do
   // the tokens of a window, which the engine would free in windowed layers too.
-  const auto held = static_cast<index_t>(cells_.size()),
+  const auto held = static_cast<index_t>(s.cells.size()),
              recent = std::min(std::max(setup_.window, 1), held), keep = layers_->settle(recent);
-  if (keep >= held) {
+  if (keep >= held || s.drafted > 0) {
     return;
   }
-  const auto from = positions_.begin() + (keep - recent), to = positions_.end() - recent;
-  const index_t first = *from, last = *to;
-  positions_.erase(from, to);
-  cells_.erase(cells_.begin() + (keep - recent), cells_.end() - recent);
-  if (options_.how == mode::repack) {
-    layers_->cache().move_to(cells_);
+  const auto [first, last] = s.free(keep, recent);
+  if (!own()) {
+    layers_->cache().move_to(s.cells);
   }
-  expects(llama_memory_seq_rm(memory_, -1, first, last), "llama.cpp: cells could not be freed");
+  expects(llama_memory_seq_rm(memory_, sequences_.id(request), first, last),
+          "llama.cpp: cells could not be freed");
 }
 
 }  // namespace kvmeld::llama
+
+#include "llama_cpp/graphs.hpp"

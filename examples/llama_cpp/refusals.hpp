@@ -180,27 +180,4 @@ index_t capacity_of(const P& p, const layers_setup& setup, const llama_context_p
              : trigger - 1 + chunk;
 }
 
-/// Refused: tokens of a second sequence among the engine's cells. Its positions would be taken for
-/// the first one's, and compression knows no cell's sequence.
-inline void expect_one_sequence(llama_memory_t memory, llama_seq_id room) {
-  llama_seq_id first = -1;
-  for (llama_seq_id s = 0; memory != nullptr && s < room; ++s) {
-    if (llama_memory_seq_pos_max(memory, s) >= 0) {
-      expects(first < 0, "llama.cpp: expected tokens of one sequence, got those of sequences ",
-              first, " and ", s);
-      first = s;
-    }
-  }
-}
-
-/// Refused: an engine whose newest token is another than the `seen`-th, that is, graphs went by in
-/// which nothing was recognised. Nothing is said of an engine that was cleared.
-inline void expect_seen(llama_memory_t memory, llama_seq_id room, std::int64_t seen) {
-  for (llama_seq_id s = 0; memory != nullptr && s < room; ++s) {
-    const llama_pos newest = llama_memory_seq_pos_max(memory, s);
-    expects(newest < 0 || newest + std::int64_t{1} == seen, "llama.cpp: expected ", seen,
-            " tokens in the engine, got ", newest + std::int64_t{1}, ": ", another_graph);
-  }
-}
-
 }  // namespace kvmeld::llama

@@ -40,10 +40,11 @@ struct layers_setup {
   std::vector<part> layers = {};    ///< [layers of the model]
   index_t window = 0;               ///< tokens that windowed layers need the engine to keep
   index_t capacity = 0;             ///< slots that a head has room for
+  index_t requests = 1;             ///< sequences that have heads of their own
 
   index_t count(part p) const { return static_cast<index_t>(std::ranges::count(layers, p)); }
   index_t heads() const {
-    return (static_cast<index_t>(layers.size()) - count(part::windowed)) * spec.kv_heads;
+    return (static_cast<index_t>(layers.size()) - count(part::windowed)) * requests * spec.kv_heads;
   }
 };
 

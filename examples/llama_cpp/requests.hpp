@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: MIT
+/// What is held of all layers of each sequence, and the calls on a sequence between micro-batches.
+#pragma once
+
+#include <limits>  // std::numeric_limits
+#include <optional>
+#include <span>
+#include <utility>  // std::exchange
+#include <vector>
+
+#include "kvmeld/compressor.hpp"
+#include "llama_cpp/cells.hpp"
+#include "llama_cpp/sequences.hpp"
+
+namespace kvmeld::llama {
+
+template <policy P>
+class request_layers {
+ public:
+  /// Refused: what `kvmeld::compressor` refuses of the policy and its budgets.
+  request_layers(const layers_setup& setup, const P& p)
+      : setup_(setup), policy_(p), kv_(setup), open_(static_cast<std::size_t>(setup.requests)) {
+    if (kv_.layers() > 0) {
+      meld_.emplace(kv_, std::span(&p, 1), setup.limits);
+    }
+  }
+  request_layers(const request_layers&) = delete;  // the compressor refers to the cache
+  request_layers& operator=(const request_layers&) = delete;
+
+  layer_cache& cache() { return kv_; }
+  /// Is layer `l` one of those with heads here?
+  bool holds(index_t l) const { return kv_.holds(l); }
+  layer& operator[](index_t l) { return kv_.of(l); }
+  /// KV head `h` of layer `l` of a sequence, and what its policy remembers; null: the layer is left
+  /// alone.
+  head_ref head(index_t l, index_t h, index_t request = 0) {
+    return kv_.head(kv_.heads(l, request).first + h);
+  }
+  const head_state* state(index_t l, index_t h, index_t request = 0) const {
+    return kv_.whole(l) ? nullptr : &meld_->state(kv_.heads(l, request).first + h);
+  }
+
+  /// What is held of the engine's sequences.
+  kvmeld::llama::report report(const std::vector<sequence>& all) {
+    kvmeld::llama::report r{.spent = times_};
+    for (const sequence& s : all) {
+      r.tokens += s.seen;
+      r.cells += static_cast<index_t>(s.cells.size());
+    }
+    const std::size_t row = 2 * row_bytes(setup_.storage, setup_.spec.key_dim),
+                      record = sizeof(float) + sizeof(index_t),
+                      room = static_cast<std::size_t>(setup_.capacity);
+    for (index_t h = 0; h < setup_.heads(); ++h) {
+      const auto slots = static_cast<std::size_t>(kv_.head(h).length());
+      r.slots = std::max(r.slots, kv_.head(h).length());
+      // Repack cannot give back a cell that another head holds.
+      r.bytes += (setup_.how == mode::repack ? static_cast<std::size_t>(r.cells) : slots) * row +
+                 slots * record;
+      r.reserved_bytes += kv_.own_bytes(h) + room * record;
+      if (h < kv_.heads()) {
+        const head_state& state = meld_->state(h);
+        r.bytes += state.bytes();
+        r.reserved_bytes += state.bytes() + (room - slots) * sizeof(float) *
+                                                static_cast<std::size_t>(state.slot_stats());
+      }
+      r.full_bytes +=
+          static_cast<std::size_t>(all[static_cast<std::size_t>(kv_.request_of(h))].seen) * row;
+    }
+    for (const index_t l : kv_.held()) {
+      if (const auto& engine = kv_.of(l).engine;
+          engine.keys != nullptr && engine.values != nullptr) {
+        r.reserved_bytes += ggml_nbytes(engine.keys) + ggml_nbytes(engine.values);
+      }
+    }
+    return r;
+  }
+
+  /// Does a sequence have a prompt that has not ended?
+  bool open(index_t request) const { return open_[static_cast<std::size_t>(request)] != 0; }
+  /// The prompt is over: every head is brought to its budget. Nothing to do where there is none.
+  void end_prompt(index_t request) {
+    if (std::exchange(open_[static_cast<std::size_t>(request)], char{0}) == 0) {
+      return;
+    }
+    meld_->end_prompt(request);
+    for (const index_t h : heads_of(request, false)) {
+      if (setup_.how == mode::own_attention) {
+        kv_.fit(h, std::max(kv_.head(h).length(), meld_->limit(h).trigger_length()));
+      }
+    }
+  }
+
+  /// Tokens of a draft that see what steps would see: the last of them is the first with which a
+  /// head is compressed.
+  index_t draft_room(index_t request) {
+    index_t room = std::numeric_limits<index_t>::max();
+    for (const bool whole : {false, true}) {
+      for (const index_t h : heads_of(request, whole)) {
+        const index_t most = whole ? setup_.capacity : meld_->limit(h).trigger_length();
+        room = std::min(room, std::min(most, setup_.capacity) - kv_.head(h).length());
+      }
+    }
+    return std::max(room, index_t{1});
+  }
+  /// The first `kept` of the `drafted` tokens count, as so many steps.
+  void accept(index_t request, index_t kept, index_t drafted) {
+    const stopwatch timed(times_.compress);
+    if (meld_.has_value()) {
+      meld_->accept(request, kept);
+    }
+    for (const index_t h : heads_of(request, true)) {
+      const head_ref head = kv_.head(h);
+      head.restore(head.length() - (drafted - kept), head.next_position() - (drafted - kept));
+    }
+  }
+
+  /// A sequence is empty again, and gives its memory back.
+  void clear(index_t request) {
+    if (meld_.has_value()) {
+      meld_->clear(request);
+    }
+    for (const bool whole : {false, true}) {
+      for (const index_t h : heads_of(request, whole)) {
+        kv_.head(h).restore(0, 0);
+        if (setup_.how == mode::own_attention) {
+          kv_.fit(h, 0);
+        }
+      }
+    }
+    open_[static_cast<std::size_t>(request)] = 0;
+  }
+
+ protected:
+  /// Heads of a sequence in all layers that keep all, or that are compressed.
+  std::vector<index_t> heads_of(index_t request, bool whole) const {
+    std::vector<index_t> list;
+    for (const index_t l : kv_.held()) {
+      const head_range heads = kv_.heads(l, request);
+      for (index_t h = heads.first; kv_.whole(l) == whole && h < heads.first + heads.count; ++h) {
+        list.push_back(h);
+      }
+    }
+    return list;
+  }
+
+  layers_setup setup_;
+  P policy_;
+  layer_cache kv_;
+  std::optional<kvmeld::compressor<P>> meld_;  // none where all layers are left alone
+  std::vector<char> open_;                     // [requests] a prompt that has not ended
+  times times_;
+};
+
+}  // namespace kvmeld::llama
