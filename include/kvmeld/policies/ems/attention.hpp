@@ -46,7 +46,13 @@ class ems_logits {
   /// ln Σ_t exp(ℓ_t)
   float log_sum(index_t s, const float* q, float of_entry) const {
     score::softmax<> all;
-    table_.each(s, [&](index_t token) { all.add((*this)(s, token, q, of_entry)); });
+    if (turn_) {
+      table_.each(s, [&](index_t token) { all.add((*this)(s, token, q, of_entry)); });
+    } else {  // the same, asked once
+      table_.each(s, [&](index_t token) {
+        all.add(terms_.cap(of_entry * table_.at(ems_table<State>::norm, token)));
+      });
+    }
     return all.log_sum_exp();
   }
 
