@@ -1,132 +1,20 @@
 // SPDX-License-Identifier: MIT
 // A sealed prefix: what lies behind it is compressed as a head of its own, attention is over all.
 #include <catch2/catch.hpp>
-#include <sstream>
+#include <cmath>
 #include <string>
 #include <vector>
 
-#include "kvmeld/compressor.hpp"
-#include "oracle/attention.hpp"
-#include "support/model.hpp"
 #include "support/policies.hpp"
+#include "support/sealed_pair.hpp"
 
-namespace {
-
-using namespace small_model;
-using kvmeld::budget, kvmeld::errc;
-using floats = std::vector<float>;
-using compressor = kvmeld::compressor<kvmeld::any_policy>;
-
-constexpr index_t prefix = 24, question = 60, slots = 40, capacity = 128;
-
-floats rows_of(index_t n) { return normal(n * kv_heads_of * dim); }
-floats queries_of(index_t n) { return normal(n * kv_heads_of * group * dim); }
-
-/// Bits of the slots from `first` on; of those before.
-floats from(const kvmeld::head_ref& head, index_t first) {
-  const auto all = fixtures::bytes_of(head);
-  return {all.begin() + first * (2 * dim + 2), all.end()};
-}
-floats before(const kvmeld::head_ref& head, index_t end) {
-  auto all = fixtures::bytes_of(head);
-  all.resize(static_cast<std::size_t>(end * (2 * dim + 2)));
-  return all;
-}
-
-/// Request 0 of a cache with a sealed prefix, and the same of a cache without it, which begins at
-/// the position behind it.
-struct pair {
-  kvmeld::attention_spec spec;
-  kvmeld::cache kv, lone;
-  compressor meld, alone;
-  floats sealed;  // bits of the sealed slots of all heads
-
-  pair(const kvmeld::any_policy& policy, const budget& b, const kvmeld::attention_spec& layer)
-      : spec(layer),
-        kv(spec, {.layers = layers_of, .capacity = capacity}),
-        lone(begun()),
-        meld(kv, policy, b),
-        alone(lone, policy, b) {
-    for (index_t l = 0; l < layers_of; ++l) {
-      kv.append(kv.heads(l, 0), rows_of(prefix), rows_of(prefix), prefix);
-    }
-    meld.seal(0, prefix);
-    sealed = sealed_bits();
-  }
-  kvmeld::cache begun() const {
-    kvmeld::cache x(spec, {.layers = layers_of, .capacity = capacity - prefix});
-    for (index_t h = 0; h < x.heads(); ++h) {
-      x.head(h).restore(0, prefix);
-    }
-    return x;
-  }
-  floats sealed_bits() {
-    floats all;
-    for (index_t h = 0; h < kv.heads(); ++h) {
-      const floats own = before(kv.head(h), meld.sealed(h));
-      all.insert(all.end(), own.begin(), own.end());
-    }
-    return all;
-  }
-  void prompt(index_t tokens) {
-    for (index_t l = 0; l < layers_of; ++l) {
-      const floats q = queries_of(tokens), k = rows_of(tokens), v = rows_of(tokens);
-      kv.append(kv.heads(l, 0), k, v, tokens), lone.append(lone.heads(l, 0), k, v, tokens);
-      meld.prompt(kv.heads(l, 0), kvmeld::queries(q, tokens, spec));
-      alone.prompt(lone.heads(l, 0), kvmeld::queries(q, tokens, spec));
-    }
-    meld.end_prompt(0), alone.end_prompt(0);
-  }
-  void step() {
-    for (index_t l = 0; l < layers_of; ++l) {
-      const floats q = queries_of(1), k = rows_of(1), v = rows_of(1);
-      floats out(q.size()), own(q.size());
-      std::vector<oracle::head> full;
-      for (index_t h = 0; h < kv_heads_of; ++h) {
-        const auto head = kv.head(l * kv_heads_of + h);
-        head.push(k.data() + h * dim, v.data() + h * dim);
-        full.push_back(fixtures::to_oracle(head, h));
-        head.restore(head.length() - 1, head.next_position() - 1);
-      }
-      meld.step(kv.heads(l, 0), {q, k, v}, out), alone.step(lone.heads(l, 0), {q, k, v}, own);
-      for (index_t h = 0; h < kv_heads_of; ++h) {
-        const float* const of_head = q.data() + h * group * dim;
-        const auto seen = oracle::attend(full[static_cast<std::size_t>(h)],
-                                         fixtures::to_mat(of_head, group, dim));
-        double off = 0;
-        for (index_t i = 0; i < group * dim; ++i) {
-          const double o =
-              seen.output[static_cast<std::size_t>(i / dim)][static_cast<std::size_t>(i % dim)];
-          off = std::max(off,
-                         std::abs(o - double{out[static_cast<std::size_t>(h * group * dim + i)]}));
-        }
-        CHECK(off < 1e-5);
-      }
-    }
-  }
-  /// LAW: the sealed slots are as they were, all others as without them.
-  void check() {
-    CHECK(sealed_bits() == sealed);
-    for (index_t h = 0; h < kv.heads(); ++h) {
-      CHECK(from(kv.head(h), meld.sealed(h)) == fixtures::bytes_of(lone.head(h)));
-      CHECK(same_state(meld.state(h), alone.state(h)));
-      CHECK(kv.head(h).next_position() == lone.head(h).next_position());
-    }
-  }
-};
-
-kvmeld::attention_spec with_terms() {
-  kvmeld::attention_spec s = layer_spec;
-  s.soft_cap = 20, s.sink_logits = {0.5F, -1, 2, 0};
-  return s;
-}
-
-}  // namespace
+using namespace sealed;
 
 TEST_CASE("behind a seal every policy does what it does on a head of its own", "[seal]") {
   const bool terms = GENERATE(false, true), shared = GENERATE(false, true);
+  const auto type = terms == shared ? kvmeld::storage::f32 : kvmeld::storage::q8_0;
   for (const fixtures::example& e : fixtures::every_policy()) {
-    CAPTURE(e.name, terms, shared);
+    CAPTURE(e.name, terms, shared, type);
     const auto spec = terms ? with_terms() : layer_spec;
     const auto goes = [&] {
       try {
@@ -144,7 +32,7 @@ TEST_CASE("behind a seal every policy does what it does on a head of its own", "
       CHECK_THROWS_WITH(pair(e.policy, b, spec), Catch::Contains("seal: ems: expected a policy"));
       continue;
     }
-    pair p(e.policy, b, spec);
+    pair p(e.policy, b, spec, type);
     p.prompt(question), p.check();
     CHECK(p.kv.head(0).length() <= prefix + question);
     if (!kvmeld::traits::supports_decode(e.policy)) {
@@ -156,6 +44,123 @@ TEST_CASE("behind a seal every policy does what it does on a head of its own", "
     p.check();
     if (e.name != "full_cache" && !shared) {
       CHECK(p.kv.head(0).length() <= prefix + slots);
+    }
+  }
+}
+
+TEST_CASE("what a query sees of nothing behind a seal changes nothing", "[seal]") {
+  for (const fixtures::example& e : fixtures::every_policy()) {
+    if (!kvmeld::traits::supports(e.policy).seals) {
+      continue;
+    }
+    CAPTURE(e.name);
+    pair p(e.policy, {.slots = slots}, layer_spec);
+    for (index_t l = 0; l < layers_of; ++l) {
+      p.kv.append(p.kv.heads(l, 0), rows_of(question), rows_of(question), question);
+      const floats q = queries_of(prefix + question);  // those of sealed tokens among them
+      p.meld.prompt(p.kv.heads(l, 0), kvmeld::queries(q, prefix + question, layer_spec));
+    }
+    p.meld.end_prompt(0);
+    CHECK(p.sealed_bits() == p.sealed);
+    CHECK((e.name == "full_cache" || p.kv.head(0).length() <= prefix + slots));
+  }
+}
+
+TEST_CASE("a layer's window is cut exactly behind a seal", "[seal][windows]") {
+  auto spec = layer_spec;
+  spec.window = 8;
+  for (const index_t tokens : {5, 24}) {
+    CAPTURE(tokens);
+    kvmeld::cache sealed(spec, {.capacity = 48}), plain(spec, {.capacity = 256});
+    kvmeld::compressor one(sealed, kvmeld::h2o{}, budget{.slots = 32});
+    const auto k = rows_of(tokens), v = rows_of(tokens);
+    sealed.append(sealed.heads(0, 0), k, v, tokens), plain.append(plain.heads(0, 0), k, v, tokens);
+    one.seal(0, tokens);
+    for (index_t t = 0; t < 40; ++t) {
+      const floats q = queries_of(1), key = rows_of(1), value = rows_of(1);
+      floats out(q.size()), full(q.size());
+      one.step(sealed.heads(0, 0), {q, key, value}, out);
+      plain.append(plain.heads(0, 0), key, value, 1);
+      for (index_t h = 0; h < kv_heads_of; ++h) {
+        kvmeld::attend(plain.head(h), &q[static_cast<std::size_t>(h * group * dim)],
+                       &full[static_cast<std::size_t>(h * group * dim)]);
+      }
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        REQUIRE(out[i] == Approx(full[i]).margin(1e-5));
+      }
+      CHECK(sealed.head(0).length() == tokens + std::min(t + 1, index_t{8}));
+    }
+  }
+}
+
+TEST_CASE("a step that is not finite behind a seal leaves the head as it was", "[seal][errors]") {
+  pair p(kvmeld::zsmerge{.residual = 2}, {.slots = slots}, layer_spec);
+  p.prompt(question);
+  const auto bits = fixtures::bytes_of(p.kv.head(0));
+  for (const int bad : {0, 1, 2}) {
+    floats q = queries_of(1), k = rows_of(1), v = rows_of(1), out(q.size());
+    (bad == 0 ? q : bad == 1 ? k : v)[3] = std::nanf("");
+    CHECK_THROWS_WITH(p.meld.step(p.kv.heads(0, 0), {q, k, v}, out),
+                      Catch::Contains("got NaN or Inf in head 0"));
+    CHECK(fixtures::bytes_of(p.kv.head(0)) == bits);
+    CHECK(p.kv.head(0).next_position() == prefix + question);
+  }
+}
+
+TEST_CASE("a cache with a seal shrinks to what is in use and the budget", "[seal]") {
+  pair p(kvmeld::h2o{}, {.slots = slots}, layer_spec);
+  p.prompt(question);
+  CHECK_THROWS_WITH(p.kv.shrink(p.meld, prefix + slots),
+                    Catch::Contains("capacity of at least 65"));
+  p.kv.shrink(p.meld, prefix + slots + 1);
+  for (index_t t = 0; t < 10; ++t) {
+    p.step();
+  }
+  p.check();
+  p.meld.clear(0);
+  CHECK((p.meld.sealed(0) == 0 && p.kv.head(0).length() == 0));
+}
+
+TEST_CASE("rows are behind a seal wherever they lie", "[seal]") {
+  // Keys [cell, head, dim] and values [head, dim, cell]; and latent rows [cell, dim].
+  for (const bool latent : {false, true}) {
+    kvmeld::attention_spec spec = layer_spec;
+    spec.rope = latent ? kvmeld::rotary() : spec.rope;
+    spec.kv_heads = latent ? 1 : kv_heads_of, spec.value_dim = latent ? dim / 2 : dim;
+    const index_t heads = spec.kv_heads;
+    floats keys(static_cast<std::size_t>(capacity * heads * dim)), values(keys);
+    const kvmeld::rows k(keys, kvmeld::layout::nhd), v(values, kvmeld::layout::hdn);
+    kvmeld::strided_cache over(spec, {.capacity = capacity}, k, latent ? k : v);
+    kvmeld::cache own(spec, {.capacity = capacity});
+    CHECK(over.one_memory() == latent);
+    compressor a(over, kvmeld::h2o{}, budget{.slots = slots}),
+        b(own, kvmeld::h2o{}, budget{.slots = slots});
+    const auto first_numbers = [&](const floats& rows) {
+      floats x;
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        if (i % dim < static_cast<std::size_t>(spec.value_dim)) {
+          x.push_back(rows[i]);
+        }
+      }
+      return x;
+    };
+    for (index_t t = 0; t < prefix + 2 * slots; ++t) {
+      const floats q = normal(heads * group * dim), key = normal(heads * dim),
+                   value = latent ? first_numbers(key) : normal(heads * dim);
+      floats out(static_cast<std::size_t>(heads * group * spec.value_dim)), same(out);
+      const floats given = latent ? floats() : value;
+      if (t < prefix) {
+        over.append(over.heads(0, 0), key, given, 1), own.append(own.heads(0, 0), key, value, 1);
+        continue;
+      }
+      a.seal(0, prefix), b.seal(0, prefix);
+      a.step(over.heads(0, 0), {q, key, given}, out),
+          b.step(own.heads(0, 0), {q, key, value}, same);
+      REQUIRE(out == same);
+    }
+    for (index_t h = 0; h < heads; ++h) {
+      CHECK(fixtures::bytes_of(over.head(h)) == fixtures::bytes_of(own.head(h)));
+      CHECK(over.head(h).length() == prefix + slots);
     }
   }
 }
