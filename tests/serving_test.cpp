@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The server of docs/how-to/engine-integration.md: layers one after the other, requests that come,
 // end, fork and are refused. Each request gets what it would have got alone, to the bit.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "kvmeld/compressor.hpp"
@@ -183,4 +185,43 @@ TEST_CASE("a server's requests get what they would get alone", "[adopting]") {
   CHECK(forked.all == alone(b, 33, 50, 40, 1));
   CHECK(third.all == alone(c, 40, 20, 40, 0));
   CHECK(fourth.all == alone(d, 12, 0, 40, 0));
+}
+
+TEST_CASE("two requests share a sealed prefix, and each is compressed behind it",
+          "[adopting][seal]") {
+  constexpr int slots = 4, pages = 12, prefix = 12, question = 30;
+  const auto rows = [](int n) { return fixtures::normal(n * kv_heads * dim); };
+  vector keys(layers * 2 * pages * slots * kv_heads * dim), values(keys);
+  std::vector<kvmeld::index_t> table(2 * pages);
+  std::iota(table.begin(), table.begin() + pages, 0);
+  kvmeld::paged_cache kv(spec, {.layers = layers, .requests = 2, .capacity = pages * slots},
+                         kvmeld::rows(keys, kvmeld::layout::pages_nhd),
+                         kvmeld::rows(values, kvmeld::layout::pages_nhd),
+                         {.pages = table, .slots = slots});
+  kvmeld::compressor meld(kv, kvmeld::zsmerge{.residual = 2}, kvmeld::budget{.slots = 24});
+  for (int layer = 0; layer < layers; ++layer) {
+    kv.append(kv.heads(layer, 0), rows(prefix), rows(prefix), prefix);
+  }
+  const vector before(keys.begin(), keys.begin() + prefix * kv_heads * dim);
+
+  meld.seal(0, prefix);  // whole pages: no call changes them from here on
+  std::copy_n(table.begin(), prefix / slots, table.begin() + pages);  // request 1 lists them too,
+  std::iota(table.begin() + pages + prefix / slots, table.end(), pages);  // then pages of its own
+  meld.copy(0, 1);  // no row of the prefix is copied
+  for (const int request : {0, 1}) {
+    for (int layer = 0; layer < layers; ++layer) {
+      const auto heads = kv.heads(layer, request);
+      const vector q = fixtures::normal(question * width);
+      kv.append(heads, rows(question), rows(question), question);
+      meld.prompt(heads, kvmeld::queries(q, question, spec));
+    }
+    meld.end_prompt(request);  // 24 slots behind the prefix
+  }
+
+  CHECK(before == vector(keys.begin(), keys.begin() + prefix * kv_heads * dim));
+  for (int h = 0; h < kv.heads(); ++h) {
+    CHECK((kv.head(h).length() == prefix + 24 && meld.sealed(h) == prefix));
+  }
+  CHECK(kv.pages(0) == 9);
+  CHECK(kv.head(0).key(0).data == kv.head(kv_heads).key(0).data);
 }
