@@ -1,24 +1,34 @@
 // SPDX-License-Identifier: MIT
-// Attention, observing and removals for each scalar, as nvcc compiles them for the hardware on
-// every commit.
+// A step's attention, observing and removals for each scalar and rule, optimised as an engine
+// compiles them for the hardware: `lost_registers` reads what the assembler has made of them.
 #include "kvmeld/cuda/attend.cuh"
+#include "kvmeld/cuda/policies/d2o.cuh"
+#include "kvmeld/cuda/policies/ems.cuh"
 #include "kvmeld/cuda/policies/evicting_rules.cuh"
-#include "kvmeld/cuda/policies/zsmerge/rule.cuh"
+#include "kvmeld/cuda/policies/fold.cuh"
+#include "kvmeld/cuda/policies/keepkv.cuh"
+#include "kvmeld/cuda/policies/kvmerger.cuh"
+#include "kvmeld/cuda/policies/zsmerge.cuh"
 
 namespace kvmeld::cuda {
 
 template <class Scalar>
 struct every_kernel {
+  template <class... Rules>
   static void call(const cache_view<Scalar>& cache, const state_view& state, const Scalar* q,
-                   Scalar* out, workspace memory, stream stream) {
+                   Scalar* out, const detail::step_memory<ems_rule>& step, workspace memory,
+                   stream stream) {
     attend(cache, q, out, nullptr, memory, stream);
-    attend_observe(position_rule{}, cache, state, q, out, nullptr, memory, stream);
-    attend_observe(sum_rule{}, cache, state, q, out, nullptr, memory, stream);
-    attend_observe(window_rule{}, cache, state, q, out, nullptr, memory, stream);
-    attend_observe(zsmerge_rule{}, cache, state, q, out, nullptr, memory, stream);
+    (attend_observe(Rules{}, cache, state, q, out, nullptr, memory, stream), ...);
+    detail::remove_nearest(d2o_rule{}, cache, state, step.partial, stream);
+    detail::remove_nearest(keepkv_rule{}, cache, state, step.partial, stream);
+    detail::remove_entry(ems_rule{}, cache, state, step, stream);
   }
 };
 
-template struct every_kernel<KVMELD_SCALAR>;
+template void every_kernel<KVMELD_SCALAR>::call<
+    position_rule, sum_rule, window_rule, kvmerger_rule, zsmerge_rule, d2o_rule, keepkv_rule,
+    ems_rule, fold_rule>(const cache_view<KVMELD_SCALAR>&, const state_view&, const KVMELD_SCALAR*,
+                         KVMELD_SCALAR*, const detail::step_memory<ems_rule>&, workspace, stream);
 
 }  // namespace kvmeld::cuda

@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: MIT
-// EMS's steps and plans for each scalar, as nvcc compiles them for the hardware on every commit.
-#include "kvmeld/cuda/attend.cuh"
+// EMS's plans for each scalar, as nvcc compiles them for the hardware on every commit.
 #include "kvmeld/cuda/policies/ems.cuh"
 
 namespace kvmeld::cuda {
 
 template <class Scalar>
 struct every_kernel {
-  static void call(const cache_view<Scalar>& cache, const state_view& state, const Scalar* q,
-                   const query_rows<Scalar>& queries, Scalar* out,
-                   const detail::step_memory<ems_rule>& step,
-                   const detail::prompt_memory<ems_rule>& prompt, workspace memory, stream stream) {
-    attend_observe(ems_rule{}, cache, state, q, out, nullptr, memory, stream);
-    detail::remove_entry(ems_rule{}, cache, state, step, stream);
-    device_policy<ems>::plan(ems_rule{}, cache, state, {}, step.plan, stream);
+  static void call(const cache_view<Scalar>& cache, const state_view& state,
+                   const query_rows<Scalar>& queries, const detail::prompt_memory<ems_rule>& prompt,
+                   stream stream) {
+    device_policy<ems>::plan(ems_rule{}, cache, state, {}, prompt.plan, stream);
     detail::observe_tokens<Scalar, 128>(ems_rule{}, cache, state, queries, prompt, stream);
     detail::observe_tokens<Scalar, 256>(ems_rule{}, cache, state, queries, prompt, stream);
   }

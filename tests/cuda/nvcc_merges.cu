@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Steps and plans that merge, for each scalar, as nvcc compiles them for the hardware on every
+// Plans that merge, for each scalar, as nvcc compiles them for the hardware on every
 // commit.
-#include "kvmeld/cuda/attend.cuh"
 #include "kvmeld/cuda/policies/d2o.cuh"
 #include "kvmeld/cuda/policies/keepkv.cuh"
 #include "kvmeld/cuda/policies/kvmerger.cuh"
@@ -13,8 +12,7 @@ namespace kvmeld::cuda::detail {
 template <class Scalar>
 struct every_kernel {
   static void call(const cache_view<Scalar>& cache, const state_view& state,
-                   const query_rows<Scalar>& queries, const plan_memory& work,
-                   const partial_attention& partial, stream stream) {
+                   const query_rows<Scalar>& queries, const plan_memory& work, stream stream) {
     device_policy<zsmerge>::plan(zsmerge_rule{}, cache, state, {}, work, stream);
     device_policy<d2o>::plan(d2o_rule{}, cache, state, {}, work, stream);
     device_policy<kvmerger>::plan(kvmerger_rule{}, cache, state, {}, work, stream);
@@ -23,11 +21,6 @@ struct every_kernel {
     estimate<Scalar, 128>(keepkv_rule{}, cache, state, queries, stream);
     estimate<Scalar, 256>(keepkv_rule{}, cache, state, queries, stream);
     const extent one{};
-    Scalar* const out = nullptr;
-    attend_observe(d2o_rule{}, cache, state, queries.data, out, nullptr, {}, stream);
-    attend_observe(keepkv_rule{}, cache, state, queries.data, out, nullptr, {}, stream);
-    remove_nearest(d2o_rule{}, cache, state, partial, stream);
-    remove_nearest(keepkv_rule{}, cache, state, partial, stream);
     launch(add_sums<Scalar>{cache, state, nullptr, 1}, one, stream);
     launch(pool_sums<Scalar>{cache, state, {}, 7, false, nullptr, nullptr, nullptr}, one, stream);
   }
