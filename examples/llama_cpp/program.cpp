@@ -11,6 +11,7 @@
 #include "evaluate/options.hpp"
 #include "evaluate/policies.hpp"
 #include "evaluate/progress.hpp"
+#include "llama_cpp/draft.hpp"
 #include "llama_cpp/vocabulary.hpp"
 
 namespace kvmeld::llama {
@@ -36,6 +37,9 @@ program_options program_options::parse(int count, const char* const* arguments) 
   app.add_option("--mode", o.mode,
                  "own (kvmeld's attention) or repack (the engine's, in the longest head's cells)");
   app.add_option("--predict", o.predict, "tokens to write, or fewer: the text may end before");
+  app.add_option("--draft", o.draft,
+                 "tokens guessed from the text and decoded together (mode own); what is written "
+                 "stays the same");
   app.add_flag("--perplexity", o.perplexity,
                "nats per token of the prompt, compressed after every chunk");
   app.add_option(
@@ -62,12 +66,15 @@ program_options program_options::parse(int count, const char* const* arguments) 
                                            {"--trigger", o.trigger, 0},
                                            {"--room", o.room, 0},
                                            {"--predict", o.predict, 0},
+                                           {"--draft", o.draft, 0},
                                            {"--chunk", o.chunk, 0},
                                            {"--cells", o.cells, 0},
                                            {"--threads", o.threads, 1}}) {
     require(value >= least && value <= 1 << 24,
             fmt::format("{}: expected {} to {}, got {}", name, least, 1 << 24, value));
   }
+  require(o.draft == 0 || o.mode == "own",
+          "--draft: expected --mode own with it, got --mode " + o.mode);
   expect_plain("--policy", o.policy);
   const auto named = evaluate::detail::parse_policy(o.policy);
   require(o.trigger == 0 || !budget_of(named.policy, o.budget, o.equal).is_shared,
@@ -85,6 +92,7 @@ struct measured {
   report held = {};
   index_t cells = 0;  // of the engine, used or not
   std::vector<int> written = {};
+  std::size_t guessed = 0, right = 0;  // drafted tokens
 };
 
 ggml_type type_of(const std::string& cache_type) {
@@ -122,19 +130,35 @@ measured measure(session& s, const program_options& o, const std::vector<int>& p
   }
   {
     const stopwatch timed(m.predict_seconds);
-    for (std::size_t i = 0; i < most; ++i) {
-      const int token = given != nullptr ? (*given)[i] : likeliest(last);
-      if (language.ends(token)) {
+    std::vector<int> text = prompt;
+    while (m.written.size() < most) {
+      const std::size_t first = m.written.size();
+      std::vector<int> tokens = {given != nullptr ? (*given)[first] : likeliest(last)};
+      if (language.ends(tokens[0])) {
         break;
       }
-      m.written.push_back(token);
-      if (out != nullptr) {
-        *out << language.write(token) << std::flush;
-      } else {
-        bar.add(1.0 / static_cast<double>(most));
+      text.push_back(tokens[0]);
+      if (given == nullptr && o.draft > 0) {
+        const auto guesses = look_up(
+            text, std::min({o.draft, s.draft_room() - 1, static_cast<index_t>(most - first) - 1}));
+        std::ranges::copy_if(guesses, std::back_inserter(tokens), [&, on = true](int t) mutable {
+          return on = on && !language.ends(t);
+        });
       }
-      const auto logits = s.next(token);
+      const auto [kept, logits] =
+          tokens.size() > 1 ? s.draft(tokens) : std::pair(std::size_t{1}, s.next(tokens[0]));
       last.assign(logits.begin(), logits.end());
+      m.guessed += tokens.size() - 1, m.right += kept - 1;
+      text.insert(text.end(), tokens.begin() + 1,
+                  tokens.begin() + static_cast<std::ptrdiff_t>(kept));
+      for (std::size_t i = 0; i < kept; ++i) {
+        m.written.push_back(tokens[i]);
+        if (out != nullptr) {
+          *out << language.write(tokens[i]) << std::flush;
+        } else {
+          bar.add(1.0 / static_cast<double>(most));
+        }
+      }
     }
   }
   m.held = s.report().value_or(report{});
@@ -215,6 +239,9 @@ int run(program_options o, std::ostream& out, std::ostream& progress) {
   line("prompt, tokens/s", rate(read, full.prompt_seconds), rate(read, mine.prompt_seconds));
   line("writing, tokens/s", rate(written, full.predict_seconds),
        rate(written, mine.predict_seconds));
+  if (o.draft > 0) {
+    line("guessed tokens right", "–", fmt::format("{} of {}", mine.right, mine.guessed));
+  }
   if (o.perplexity) {
     line("nll, nats/token", fmt::format("{:.4f}", full.nats / (read - 1)),
          fmt::format("{:.4f}", mine.nats / (read - 1)));

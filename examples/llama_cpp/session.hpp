@@ -37,6 +37,17 @@ inline budget budget_of(const evaluate::any_policy& policy, index_t slots, bool 
   return shares && !equal ? budget::shared(slots) : budget{.slots = slots};
 }
 
+/// Logits as `evaluate` takes them, `[1, vocab]`.
+inline auto row_of(std::span<const float> logits) {
+  return Eigen::Map<const engine::row_vector>(logits.data(),
+                                              static_cast<Eigen::Index>(logits.size()));
+}
+/// Nats that `token` costs.
+inline double surprise(std::span<const float> logits, int token) {
+  return evaluate::surprise(row_of(logits), token);
+}
+inline int likeliest(std::span<const float> logits) { return evaluate::likeliest(row_of(logits)); }
+
 struct compression {
   evaluate::any_policy policy;
   kvmeld::llama::options how;
@@ -84,19 +95,10 @@ class session {
           llama_batch_get_one(const_cast<int*>(part.data()), static_cast<int>(part.size()));
       std::vector<std::int8_t> logits(part.size(), 1);
       batch.logits = all ? logits.data() : nullptr;
-      const int code = llama_decode(context_.get(), batch);
-      if (compressor_) {
-        compressor_->check();
-      }
-      if (code != 0) {
-        throw std::runtime_error(code == 1 ? "llama.cpp: expected free cells: give a larger --cells"
-                                           : "llama_decode failed: " + std::to_string(code));
-      }
+      decode(batch);
       position_ += static_cast<index_t>(part.size());
       for (std::size_t i = all ? 0 : part.size() - 1; i < part.size(); ++i) {
-        see(at + i,
-            std::span<const float>(llama_get_logits_ith(context_.get(), static_cast<int>(i)),
-                                   static_cast<std::size_t>(vocab_)));
+        see(at + i, logits_of(i));
       }
       at += part.size();
     }
@@ -111,6 +113,26 @@ class session {
     return logits;
   }
 
+  /// Tokens that a draft may have with which tokens are chosen as without it.
+  index_t draft_room() { return compressor_->draft_room(); }
+  /// The next token and guesses at those after it, decoded together under compression: how many of
+  /// them stay, which are those that the model would have chosen, and the logits after them.
+  std::pair<std::size_t, std::span<const float>> draft(std::vector<int> tokens) {
+    llama_batch batch = llama_batch_get_one(tokens.data(), static_cast<int>(tokens.size()));
+    std::vector<std::int8_t> logits(tokens.size(), 1);
+    batch.logits = logits.data();
+    compressor_->announce(batch, true);
+    decode(batch);
+    std::size_t kept = 1;
+    while (kept < tokens.size() && likeliest(logits_of(kept - 1)) == tokens[kept]) {
+      ++kept;
+    }
+    position_ += static_cast<index_t>(kept);
+    llama_memory_seq_rm(llama_get_memory(context_.get()), 0, position_, -1);
+    compressor_->accept();
+    return {kept, logits_of(kept - 1)};
+  }
+
   index_t position() const { return position_; }
   /// That the engine has reserved.
   index_t cells() const { return static_cast<index_t>(llama_n_ctx(context_.get())); }
@@ -119,6 +141,21 @@ class session {
   }
 
  private:
+  void decode(const llama_batch& batch) {
+    const int code = llama_decode(context_.get(), batch);
+    if (compressor_) {
+      compressor_->check();
+    }
+    if (code != 0) {
+      throw std::runtime_error(code == 1 ? "llama.cpp: expected free cells: give a larger --cells"
+                                         : "llama_decode failed: " + std::to_string(code));
+    }
+  }
+  std::span<const float> logits_of(std::size_t i) {
+    return {llama_get_logits_ith(context_.get(), static_cast<int>(i)),
+            static_cast<std::size_t>(vocab_)};
+  }
+
   int vocab_;
   index_t chunk_ = 0, position_ = 0;
   std::unique_ptr<compressor<evaluate::any_policy>> compressor_;
@@ -154,16 +191,5 @@ inline llama_context_params parameters_of(index_t cells, index_t chunk, ggml_typ
   p.n_threads = p.n_threads_batch = threads;
   return p;
 }
-
-/// Logits as `evaluate` takes them, `[1, vocab]`.
-inline auto row_of(std::span<const float> logits) {
-  return Eigen::Map<const engine::row_vector>(logits.data(),
-                                              static_cast<Eigen::Index>(logits.size()));
-}
-/// Nats that `token` costs.
-inline double surprise(std::span<const float> logits, int token) {
-  return evaluate::surprise(row_of(logits), token);
-}
-inline int likeliest(std::span<const float> logits) { return evaluate::likeliest(row_of(logits)); }
 
 }  // namespace kvmeld::llama
