@@ -173,7 +173,7 @@ def test_what_a_model_must_not_do_is_refused(model, plain, text):
         generate(plain, x, Cache("h2o"))
     with pytest.raises(RuntimeError, match="expected inference"):
         model(x, past_key_values=Cache("h2o"))
-    with pytest.raises(RuntimeError, match=r"expected at least \d+ tokens, got crop\(50\)"):
+    with pytest.raises(RuntimeError, match=r"crop: expected at least \d+ tokens .*, got 50"):
         cache = Cache("h2o")
         generate(model, x, cache)
         cache.crop(50)

@@ -3,8 +3,9 @@
 
 from ._library import ops
 from .cache import Cache
+from .drafts import drafts
 from .heads import Heads, Policy
 from .second_reading import replay
 from .spec import Spec
 
-__all__ = ["Cache", "Heads", "Policy", "Spec", "ops", "replay"]
+__all__ = ["Cache", "Heads", "Policy", "Spec", "drafts", "ops", "replay"]

@@ -3,6 +3,9 @@
 
 import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
@@ -35,6 +38,10 @@ def _own_state(model: PreTrainedModel, batch: int) -> Any:
     return None
 
 
+def _new(now: CacheLayerMixin, before: CacheLayerMixin) -> int:
+    return now.get_seq_length() - before.get_seq_length()
+
+
 class Cache(TransformersCache):
     """`model.generate(..., past_key_values=Cache("fold", budget=0.1))`, attn_implementation="kvmeld".
 
@@ -64,6 +71,8 @@ class Cache(TransformersCache):
         self.text_for(int(budget) if budget > 1 else _MANY)
         super().__init__(layers=[])
         self.state: Any = None  # of layers without attention
+        self.drafting = False
+        self._before_draft: dict[int, CacheLayerMixin] = {}  # transformers' own layers
 
     # ------------------------------------------------------------------ what transformers calls
 
@@ -112,6 +121,7 @@ class Cache(TransformersCache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *more: Any) -> tuple[Tensor, Tensor]:
         self._begin(key_states.shape[2])
+        self._before_draft = self._before_draft if self.drafting else {}
         return self.layers[layer_idx].update(key_states, value_states, *more)
 
     def get_mask_sizes(self, cache_position: Tensor, layer_idx: int) -> tuple[int, int]:
@@ -121,9 +131,46 @@ class Cache(TransformersCache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._layer(layer_idx).get_seq_length() if self.layers else 0
 
+    @contextmanager
+    def draft(self) -> Iterator[None]:
+        """Tokens of a forward pass meanwhile are decode steps, the last of which `crop` may take back.
+
+        Refused: layers whose state cannot be taken back.
+        """
+        if self.state is not None:
+            name = type(self.state).__name__
+            raise RuntimeError(f"kvmeld_torch.Cache: draft: expected layers with attention alone, got those of {name}")
+        self._before_draft = {i: copy(x) for i, x in enumerate(self.layers) if not isinstance(x, Layer)}
+        self.drafting = True
+        try:
+            yield
+        finally:
+            self.drafting = False
+
     def crop(self, max_length: int) -> None:
-        for layer in [*self.compressed, *self.layers]:  # those that refuse it first
-            layer.crop(max_length)
+        """Takes the last tokens of a draft back, all but `max_length` of all (below 0: so many), to the bit.
+
+        Refused: tokens before the draft, which are compressed.
+        """
+        seen = self.get_seq_length()
+        tokens = seen + max_length if max_length < 0 else max_length
+        own = [(self.layers[i], was) for i, was in self._before_draft.items() if was.is_initialized]
+        # A window that is shorter than the draft has lost tokens that would count again.
+        held = [(was if _new(now, was) <= now.keys.shape[2] else now).get_seq_length() for now, was in own]
+        least = max([layer.least_tokens for layer in self.compressed] + held, default=seen)
+        if tokens < least:
+            raise RuntimeError(
+                f"kvmeld_torch.Cache: crop: expected at least {least} tokens (others are taken back of a draft alone, "
+                f"`with drafts(model):` around generate), got {tokens}"
+            )
+        for layer in self.compressed:
+            layer.crop(tokens)
+        for now, was in own if tokens < seen else ():
+            first = now.keys.shape[2] - _new(now, was)
+            kept = slice(first, first + tokens - was.get_seq_length())
+            was.update(now.keys[:, :, kept], now.values[:, :, kept])
+            self.layers[self.layers.index(now)] = was
+        self._before_draft = {}
 
     def reset(self) -> None:
         self.layers, self.state = [], None

@@ -36,6 +36,7 @@ class Layer(CacheLayerMixin):
         self._waiting = False  # for the attention of the tokens that came last
         self.pending: list[Prompt] = []  # sequences that wait for the other layers, or to be read a second time
         self.reading_again = False
+        self._draft: tuple[Heads, list[Tokens]] | None = None  # the heads before it, and its tokens
 
     # ------------------------------------------------------------------ what transformers calls
 
@@ -65,15 +66,21 @@ class Layer(CacheLayerMixin):
         return -1
 
     def reset(self) -> None:
-        self.tokens, self.heads, self._waiting, self.pending = 0, None, False, []
+        self.tokens, self.heads, self._waiting, self.pending, self._draft = 0, None, False, [], None
+
+    @property
+    def least_tokens(self) -> int:
+        """That `crop` can leave."""
+        return self.tokens - (len(self._draft[1]) if self._draft else 0)
 
     def crop(self, max_length: int) -> None:
-        tokens = self.tokens + max_length if max_length < 0 else max_length
-        if tokens < self.tokens:
-            raise RuntimeError(
-                f"kvmeld_torch.Cache: expected at least {self.tokens} tokens, got crop({tokens}): no assisted or "
-                "contrastive decoding, as a compressed row stands for several tokens"
-            )
+        """The tokens of the draft beyond `max_length` of all were never there. Refused: by the cache."""
+        if max_length < self.tokens:
+            self.heads, steps = self._draft
+            for step in steps[: max_length - self.tokens]:
+                self._step(step)
+            self.tokens = max_length
+        self._draft = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
@@ -85,6 +92,7 @@ class Layer(CacheLayerMixin):
     def batch_select_indices(self, indices: Tensor) -> None:
         if self.heads is None:
             return
+        self._draft = None
         each = self.heads.heads // self.batch
         index = (indices.to(self.device)[:, None] * each + torch.arange(each, device=self.device)).flatten()
         self.heads, self.batch = self.heads.chosen(index), len(indices)
@@ -98,7 +106,7 @@ class Layer(CacheLayerMixin):
 
     def attend(self, own: Own, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Attention of the new tokens `[batch, tokens, heads, dim]`, which are taken in."""
-        self._waiting = False
+        self._waiting, self._draft = False, None
         batch, kv_heads, tokens, _ = key.shape
         # Which are no padding; the last token sees all that are there.
         real = None if mask is None else mask[:, 0, -1, -tokens:].expand(batch, tokens)
@@ -114,6 +122,10 @@ class Layer(CacheLayerMixin):
             self.sharded = kv_heads < (getattr(own.module.config, "num_key_value_heads", None) or kv_heads)
             out = own(query, key, value, mask)
             self._first_prompt(new)
+        elif self.cache.drafting:
+            before, steps = self._copy(), new.one_by_one()
+            out = torch.cat([self._step(one) for one in steps], 1)
+            self._draft = before, steps
         elif tokens == 1:
             out = self._step(new)
         elif self.policies[0].name == _OWN_MASS:
@@ -208,6 +220,13 @@ class Layer(CacheLayerMixin):
         self.pending = []
         self.target = [b[0] for b in limits] if decodes else [capacity] * len(limits)
         self.trigger = [b[1] for b in limits] if decodes else []
+
+    def _copy(self) -> Heads:
+        """The heads as they are; where nothing is evicted in the same memory, as steps write behind what is held."""
+        if self.trigger:
+            return self.heads.chosen(torch.arange(self.heads.heads, device=self.device))
+        h = self.heads
+        return replace(h, length=h.length.clone(), seen=h.seen.clone(), measured=h.measured.clone())
 
     def _step(self, new: Tokens) -> Tensor:
         batch, kv_heads, _, dim = new.key.shape
