@@ -159,6 +159,22 @@ def test_budgets_below_the_least_are_refused_with_the_library_s_words(family):
         logits(made(family, "kvmeld"), Cache("h2o", budget=0.06))
 
 
+def test_input_that_no_cache_can_hold_is_refused_in_words():
+    model, ids = made("llama", "kvmeld"), prompt()
+    n = ids.shape[1]
+    of_numbers = torch.full((1, 1, n, n), float("-inf")).triu(1)
+    row_of_padding = torch.ones(2, n, dtype=torch.long)
+    row_of_padding[1] = 0
+    words = r"expected a mask \[batch, tokens\] or of booleans, got torch.float32"
+    with pytest.raises(RuntimeError, match=words), torch.no_grad():
+        model(ids, past_key_values=Cache("h2o", budget=200), attention_mask=of_numbers)
+    with pytest.raises(RuntimeError, match="expected a token of every sequence, got a row of padding alone"):
+        logits(model, Cache("h2o", budget=200), ids.repeat(2, 1), attention_mask=row_of_padding)
+    words = r"expected tokens from position 60 on \(use_cache=True\), got some from 0 on"
+    with pytest.raises(RuntimeError, match=words):
+        logits(model, Cache("h2o", budget=200), ids, use_cache=False)
+
+
 def test_what_a_layer_does_besides_is_refused_with_both_numbers():
     """A window that no configuration tells of; an attention that no spec says."""
     model = made("llama", "kvmeld")

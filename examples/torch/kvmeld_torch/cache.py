@@ -126,6 +126,12 @@ class Cache(TransformersCache):
 
     def get_mask_sizes(self, cache_position: Tensor, layer_idx: int) -> tuple[int, int]:
         self._begin(cache_position.shape[0])
+        seen = self.get_seq_length()
+        if len(cache_position) > 1 and int(cache_position[0]) != seen:  # one token: not worth waiting for a GPU
+            raise RuntimeError(
+                f"kvmeld_torch.Cache: expected tokens from position {seen} on (use_cache=True), got some from "
+                f"{int(cache_position[0])} on"
+            )
         return self._layer(layer_idx).get_mask_sizes(cache_position)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -110,12 +110,16 @@ class Layer(CacheLayerMixin):
         batch, kv_heads, tokens, _ = key.shape
         # Which are no padding; the last token sees all that are there.
         real = None if mask is None else mask[:, 0, -1, -tokens:].expand(batch, tokens)
+        if mask is not None and mask.dtype != torch.bool:
+            raise RuntimeError(f"kvmeld: expected a mask [batch, tokens] or of booleans, got {mask.dtype}")
         if mask is not None:
             expect_causal(mask[:, 0, :, -tokens:], real)
         new = Tokens(query, key, value, real)
         if self.pending:
             return self._read_again(own, new)
         if self.heads is None:
+            if real is not None and not real.any(1).all():
+                raise RuntimeError("kvmeld: expected a token of every sequence, got a row of padding alone")
             self.spec = self._spec(own, query.shape[1] // kv_heads)
             own.expect(self.spec, query, key, value)
             self.batch = batch
