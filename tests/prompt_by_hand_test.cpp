@@ -109,7 +109,7 @@ TEST_CASE("one head: a prompt by hand is a compressor's, for every policy") {
 }
 
 TEST_CASE("one head: slots that heads share are divided by hand as a compressor divides them") {
-  for (const char* name : {"fold", "h2o", "snapkv:window=8"}) {
+  for (const char* name : {"fold", "h2o", "snapkv:window=8", "kvmerger"}) {
     CAPTURE(name);
     const auto own = kvmeld::make_policy(name), p = kvmeld::for_shared(own, slots);
     compare(own, p, budget::shared(slots), [&](kvmeld::cache& kv, auto& states) {

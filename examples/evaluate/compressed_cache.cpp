@@ -57,9 +57,22 @@ kvmeld::cache stored(kvmeld::cache& kv, storage type) {
   return to;
 }
 
+std::vector<kvmeld::head_state> states_of(const contender& c, const prompt& p, kvmeld::cache& kv) {
+  auto states = p.measured[c.index].heads;
+  c.policy.visit([&](const auto& one) {
+    if constexpr (requires { one.rank_to_share(kv.head(0), states[0]); }) {
+      const std::vector<index_t> heads = full_heads(kv);
+      for (std::size_t i = 0; i < heads.size() && one.share_slots > 0; ++i) {
+        one.rank_to_share(kv.head(heads[i]), states[i]);
+      }
+    }
+  });
+  return states;
+}
+
 compressed_cache::compressed_cache(const contender& c, const prompt& p)
     : kv_(std::make_unique<kvmeld::cache>(p.cache())) {
-  auto states = p.measured[c.index].heads;
+  auto states = states_of(c, p, *kv_);
   const std::vector<index_t> full = full_heads(*kv_);
   const auto slots = allocate_slots(c, p.tokens, states, count_of(full) / kv_->kv_heads());
   compress(c, p, *kv_, states, slots);

@@ -4,6 +4,7 @@
 
 #include <memory>  // std::unique_ptr
 #include <span>
+#include <vector>
 
 #include "engine/decoder.hpp"
 #include "evaluate/contender.hpp"
@@ -15,6 +16,10 @@ using compressor = kvmeld::compressor<any_policy>;
 
 /// The slots of `kv`, all of one request, each number rounded once.
 kvmeld::cache stored(kvmeld::cache& kv, storage type);
+
+/// What a prompt was measured as, `[full layers · KV heads]`, with what heads of `kv`, which hold
+/// it, share slots by at the contender's budget.
+std::vector<kvmeld::head_state> states_of(const contender& c, const prompt& p, kvmeld::cache& kv);
 
 /// A cache of all layers in the contender's storage, and the compressor that decodes in it. Layers
 /// with a window hold their window, whatever the contender.

@@ -16,6 +16,9 @@ any_policy named_policy::measuring() const {
     if constexpr (requires { p.pins = kvmeld::fold::pin_rule::scores; }) {
       p.pins = is_shared(budgets) ? kvmeld::fold::pin_rule::scores : p.pins;
     }
+    if constexpr (requires { p.share_slots = index_t{1}; }) {
+      p.share_slots = is_shared(budgets) ? 1 : 0;  // a column more; its budgets say which numbers
+    }
   });
   return measured;
 }
@@ -33,7 +36,8 @@ namespace {
 
 /// A policy as its name alone says.
 named_policy by_itself(const any_policy& p) {
-  const bool shares = p.name() == kvmeld::fold::name() || p.name() == kvmeld::kvzip::name();
+  const bool shares = p.name() == kvmeld::fold::name() || p.name() == kvmeld::kvzip::name() ||
+                      p.name() == kvmeld::kvmerger::name();
   return {.name = std::string(p.name()),
           .policy = p,
           .queries = source_of(p),
@@ -170,7 +174,7 @@ std::vector<named_policy> parse_policies(const std::string& list) {
 std::vector<any_policy> share_clusters(const any_policy& policy,
                                        const kvmeld::budget_profile& profile, index_t tokens) {
   return policy.visit([&](const auto& one) -> std::vector<any_policy> {
-    if constexpr (requires { one.sharing(index_t{}, index_t{}); }) {
+    if constexpr (requires { one.slots_beside_pins(); }) {
       if (one.clusters > 0 && profile.has_errors()) {
         constexpr index_t least = 2;
         std::vector<any_policy> policies;

@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "evaluate/attention_error.hpp"
+#include "evaluate/compressed_cache.hpp"
 #include "evaluate/dataset.hpp"
 #include "evaluate/plan.hpp"
 
@@ -69,7 +70,8 @@ inline void save_profile(const contender& c, const engine::decoder& model,
                          const workers& on) {
   kvmeld::budget_profile made(model.shape().full_heads());
   for (const text_prompt& p : prompts) {
-    made.add(shared_budgets(c, p.read.tokens, p.read.measured[c.index].heads));
+    kvmeld::cache kv = p.read.cache();
+    made.add(shared_budgets(c, p.read.tokens, states_of(c, p.read, kv)));
     made.add_errors(errors_of_heads(c, model, p, on));
   }
   std::ofstream out(file, std::ios::binary);

@@ -33,6 +33,10 @@ TEST_CASE("compress: kvmerger") {
           .joins = kvmerger::mode::threshold, .epsilon = 0.3F, .sigma = 5, .scale_values = false},
       40, 141);
   check_policy(kvmerger{.recent = 0, .heavy = 0.5F, .sinks = 0, .gaps_break = false}, 16, 151);
+  check_policy(kvmerger{.scale_values = true}, 24, 181);
+  const kvmerger shared = kvmerger{}.sharing(24);
+  CHECK_THROWS_WITH(device_policy<kvmerger>::rule(shared, {}),
+                    Catch::Contains("cuda kvmerger: expected heads with budgets of their own"));
 }
 
 TEST_CASE("compress: keepkv walks several tiles of walkers") {

@@ -8,6 +8,10 @@
 // pivot was: after a merge there are gaps around it, so that in decode mostly fresh tokens join
 // (gaps_break = false lets neighbours in the cache join across gaps). Joining can reach no fewer
 // than (slots that take no part + runs) slots; for a target below that, whole runs are evicted.
+//
+// The paper multiplies a set's value by |S| and leaves its logit as it is (scale_values). Here |S|
+// is counted in the logit: beta = ln of the tokens, of which a slot of log-mass beta_i holds
+// exp(beta_i), each with a weight of its own. The paper has one epsilon for all heads (`divide`).
 #pragma once
 
 #include "oracle/match.hpp"
@@ -21,15 +25,17 @@ struct kvmerger {
   double recent = 0.25;       // share of target: R, the last ones
   double heavy = 0.25;        // share of target: H, sinks included, at least the sinks
   int sinks = 4;
-  double sigma = 0;          // 0: of each set, its mean distance; else this
-  bool scale_values = true;  // v times |S|, as the paper does
+  double sigma = 0;           // 0: of each set, its mean distance; else this
+  bool scale_values = false;  // v times |S|, as the paper does; else ln |S| as log-mass
   bool gaps_break = true;
   combine group = combine::sum;
+  int share_slots = 0;  // what recent and heavy are shares of; 0: the target
 
   /// Takes no part: the last R, then H slots: the sinks, and the top by score of the others.
   std::vector<bool> untouched(const head& h, int target) const {
-    std::vector<bool> is = protected_slots(h, 0, share(recent, target));
-    int places = std::max(sinks, share(heavy, target));
+    const int of = share_slots > 0 ? share_slots : target;
+    std::vector<bool> is = protected_slots(h, 0, share(recent, of));
+    int places = std::max(sinks, share(heavy, of));
     for (std::size_t j = 0; j < is.size(); ++j)
       if (!is[j] && h.slots[j].position < sinks) {
         is[j] = true;
@@ -95,28 +101,33 @@ struct kvmerger {
   slot merged(const head& h, const std::vector<std::size_t>& members, std::size_t pivot) const {
     slot made = h.slots[pivot];
     if (members.size() == 1) return made;
-    const double size = static_cast<double>(members.size());
-    vec squared;  // |k_p - k_i|^2
-    double mean_distance = 0;
+    vec squared, tokens;  // |k_p - k_i|^2, and how many tokens a member holds
+    double size = 0, mean_distance = 0;
+    for (const std::size_t i : members) {
+      tokens.push_back(scale_values ? 1 : std::exp(h.slots[i].log_mass));
+      size += tokens.back();
+    }
     for (const std::size_t i : members) {
       double d = 0;
       for (std::size_t x = 0; x < made.key.size(); ++x)
         d += std::pow(h.slots[pivot].key[x] - h.slots[i].key[x], 2);
       squared.push_back(d);
-      mean_distance += std::sqrt(d) / size;  // the pivot's 0 counts
+      mean_distance += tokens[squared.size() - 1] * std::sqrt(d) / size;  // the pivot's 0 counts
     }
     const double s = sigma > 0 ? sigma : std::max(mean_distance / std::sqrt(2.0), 1e-6);
     double total = 0;
-    for (const double d : squared) total += std::exp(-d / (2 * s * s));
+    for (std::size_t i = 0; i < members.size(); ++i)
+      total += tokens[i] * std::exp(-squared[i] / (2 * s * s));
     made.key = vec(made.key.size(), 0.0), made.value = vec(made.value.size(), 0.0);
     made.score = 0;
     for (std::size_t i = 0; i < members.size(); ++i) {
       const slot& member = h.slots[members[i]];
-      const double w = std::exp(-squared[i] / (2 * s * s)) / total;
+      const double w = tokens[i] * std::exp(-squared[i] / (2 * s * s)) / total;
       add(made.key, w, member.key), add(made.value, (scale_values ? size : 1) * w, member.value);
       made.score += member.score;
     }
-    return made;  // log-mass as it was, 0
+    if (!scale_values) made.log_mass = std::log(size);
+    return made;
   }
 
   void compress(head& h, int target) const {
@@ -150,6 +161,25 @@ struct kvmerger {
     }
     h = next;
     keep_only(h, keep);
+  }
+
+  /// One epsilon over a model: of the pairs of all heads the most similar join until `slots` a head
+  /// are left on average. The slots that each head is left with.
+  std::vector<int> divide(const std::vector<head>& heads, int slots) const {
+    kvmerger fixed = *this;
+    fixed.share_slots = slots;
+    std::vector<std::pair<double, std::size_t>> all;  // cosine, head
+    std::vector<int> left;
+    int joined = -slots * static_cast<int>(heads.size());
+    for (std::size_t i = 0; i < heads.size(); ++i) {
+      for (const pair& p : pairs(heads[i], fixed.untouched(heads[i], slots)))
+        all.push_back({p.cosine, i});
+      left.push_back(static_cast<int>(heads[i].slots.size()));
+      joined += left.back();
+    }
+    std::sort(all.begin(), all.end(), std::greater{});
+    for (int j = 0; j < joined; ++j) --left[all.at(static_cast<std::size_t>(j)).second];
+    return left;
   }
 
   void prompt(head& h, const tensor& queries, const std::vector<int>& positions, int target) const {

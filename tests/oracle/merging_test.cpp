@@ -138,7 +138,7 @@ TEST_CASE("the oracle's D2O holds its budget, its shares and its averages", "[or
 TEST_CASE("the oracle's KVMerger by hand", "[oracle]") {
   const mat keys = {{9, 9}, {1, 0}, {3, 4}, {6, 8}, {4, 3}, {-9, 1}};
   const vec scores = {3, 1, 1, 7, 2, 0};
-  kvmerger policy{.sinks = 1};
+  kvmerger policy{.sinks = 1, .scale_values = true};
   const head before = given(keys, scores);  // cosines of 1-2, 2-3, 3-4: 0.6, 1, 0.96
   head h = before;
   SECTION("as many as the budget wants, the most similar") {
@@ -157,6 +157,7 @@ TEST_CASE("the oracle's KVMerger by hand", "[oracle]") {
     policy.prompt(other, {}, {}, 4);
     const double c = std::exp(-0.5), d = std::exp(-29.0 / 50);
     CHECK(other.slots[2].value[0] == Approx((3 * c + 6 + 4 * d) / (1 + c + d)));
+    CHECK(other.slots[2].log_mass == Approx(std::log(3)));
   }
   SECTION("one pair") {
     policy.prompt(h, {}, {}, 5);
@@ -205,7 +206,9 @@ TEST_CASE("the oracle's KVMerger by hand", "[oracle]") {
 }
 
 TEST_CASE("the oracle's KVMerger keeps counts, scores and values", "[oracle]") {
-  kvmerger policy{.sigma = 1e9};  // all weights alike: a set's value is the sum of its members'
+  kvmerger policy{
+      .sigma = 1e9,
+      .scale_values = true};  // all weights alike: a set's value is the sum of its members'
   for (int trial = 0; trial < 20; ++trial) {
     head h = random_head(60, 5);
     const head before = h;
@@ -222,6 +225,30 @@ TEST_CASE("the oracle's KVMerger keeps counts, scores and values", "[oracle]") {
       REQUIRE(static_cast<int>(h.slots.size()) == target);
     }
   }
+}
+
+TEST_CASE("KVMerger counts tokens: a slot of n is as n equal tokens", "[oracle]") {
+  const double sigma = GENERATE(0.0, 2.0);
+  const kvmerger policy{.sinks = 0, .sigma = sigma};
+  head apart = random_head(3, 5), one = apart;
+  for (const int times : {1, 2}) {  // the last is there three times
+    apart.slots.push_back(apart.slots[2]);
+    apart.slots.back().position = 2 + times;
+  }
+  one.slots[2].log_mass = std::log(3);
+  const slot a = policy.merged(apart, {0, 1, 2, 3, 4}, 0), b = policy.merged(one, {0, 1, 2}, 0);
+  CHECK(oracle::difference(a.key, b.key) < 1e-12);
+  CHECK(oracle::difference(a.value, b.value) < 1e-12);
+  CHECK(a.log_mass == Approx(std::log(5)));
+  CHECK(b.log_mass == Approx(std::log(5)));
+}
+
+TEST_CASE("KVMerger's one epsilon leaves slots where keys are unlike", "[oracle]") {
+  head alike = random_head(40, 2), unlike = random_head(40, 16);
+  for (std::size_t j = 0; j < 40; ++j) alike.slots[j].key = {1, 0.01 * static_cast<double>(j)};
+  const ints left = kvmerger{}.divide({alike, unlike}, 20);
+  CHECK(left[0] + left[1] == 40);
+  CHECK(left[0] < left[1]);
 }
 
 TEST_CASE("the oracle's layer budgets by variance", "[oracle]") {

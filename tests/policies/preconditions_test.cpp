@@ -106,8 +106,8 @@ TEST_CASE("what goes with one memory depends on a policy's mode", "[policy]") {
   using kvmeld::keepkv, kvmeld::kvmerger, kvmeld::streaming_llm;
   CHECK(one_memory(streaming_llm{}));
   CHECK(!one_memory(streaming_llm{.positions = streaming_llm::position_mode::cache_index}));
-  CHECK(!one_memory(kvmerger{}));
-  CHECK(one_memory(kvmerger{.scale_values = false}));
+  CHECK(one_memory(kvmerger{}));
+  CHECK(!one_memory(kvmerger{.scale_values = true}));
   CHECK(!one_memory(keepkv{}));
   CHECK(one_memory(keepkv{.variant = keepkv::mode::code}));
 }

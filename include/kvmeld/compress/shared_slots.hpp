@@ -22,7 +22,8 @@ struct shared_slots {
   index_t least;   ///< of the shared ones, that no head can do without
   index_t column;  ///< of the state that has the scores
 
-  /// `fold` has clusters beside its pins, and may do without pins; any other policy with a score
+  /// `fold` has clusters beside its pins, and may do without pins; `kvmerger` has what takes no
+  /// part, heavy hitters by the highest scores, and one slot more; any other policy with a score
   /// has what it protects, and one slot more.
   template <class P>
   static shared_slots of(const P& p) {
@@ -32,6 +33,9 @@ struct shared_slots {
       const index_t least = traits::min_budget(p), sinks = std::min(least - 1, index_t{4});
       if constexpr (requires { p.slots_beside_pins(); }) {
         return {p.slots_beside_pins(), p.sinks, p.prompt_recent, 0, P::prompt_score};
+      } else if constexpr (requires { p.shared_heavy(); }) {
+        const index_t latest = p.shared_recent();
+        return {p.sinks + latest, p.sinks, latest, p.shared_heavy() + 1, P::shared_score};
       } else {
         return {least - 1, sinks, least - 1 - sinks, 1, 0};
       }

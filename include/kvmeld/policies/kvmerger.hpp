@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>  // std::fill_n
+#include <algorithm>  // std::fill_n, std::ranges::count_if
 #include <cmath>      // std::exp
 #include <limits>     // std::numeric_limits
 
@@ -16,10 +16,13 @@ namespace kvmeld::inline v0 {
 ///   select  none: the last R and the top H by s, sinks first, take no part and break runs
 ///   match   neighbours in position join when cos(k_{i−1}, k_i) > ε      algorithm 1
 ///   merge   pivot p: the member of largest s; g_i = exp(−‖k_p − k_i‖²/2σ²)
-///           w_i = g_i/Σg    k = Σ w k    v = |S| Σ w v                  algorithm 2, eqs. 6–8
+///           w_i = g_i/Σg    k = Σ w k    v = Σ w v                      algorithm 2, eqs. 6–8
+///           β = ln|S|, in tokens (ours; the paper: v = |S| Σ w v, `scale_values`)
+/// A slot of log-mass β_i counts as the e^β_i tokens that it holds, in |S|, σ and the weights.
 /// σ = mean ‖k_p − k_i‖ / √2 (ours: eq. 6 defines it by itself). Every joined pair frees a slot, so
 /// a budget is reached exactly by taking ε as an order statistic of the pairs' similarities (ours).
-/// Where all pairs joined are too few, the runs of least total score are evicted.
+/// By `budget::shared` it is one ε for all heads of the model, as in the paper. Where all pairs
+/// joined are too few, the runs of least total score are evicted.
 struct kvmerger {
   enum class mode { threshold, budget };
 
@@ -29,9 +32,10 @@ struct kvmerger {
   float heavy = 0.25F;        ///< H as a share of the budget; at least the sinks
   index_t sinks = 4;          ///< first tokens that are never evicted
   float sigma = 0;            ///< σ; 0: each run's own (the paper's table 3: 5)
-  bool scale_values = true;   ///< v times |S|, as the paper does
+  bool scale_values = false;  ///< v times |S|, as the paper does, and β = 0
   bool gaps_break = true;     ///< do neighbours in the cache join only at consecutive positions?
   index_t period = 0;         ///< decode: slots freed at once; 0: a sixteenth of the budget
+  index_t share_slots = 0;    ///< what R and H are shares of, by `sharing`; 0: of the budget
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "kvmerger"; }
@@ -41,8 +45,25 @@ struct kvmerger {
         f("sinks", p.sinks), f("sigma", p.sigma), f("scale_values", p.scale_values),
         f("gaps_break", p.gaps_break), f("period", p.period);
   }
-  enum column_name : index_t { score };
-  static constexpr std::array<slot_stat, 1> slot_stats() { return {slot_stat{slot_reduce::sum}}; }
+  /// Where heads share slots, also what their one ε goes by (`rank_to_share`).
+  enum column_name : index_t { score, shared_score };
+  std::span<const slot_stat> slot_stats() const {
+    static constexpr std::array<slot_stat, 2> all = {slot_stat{slot_reduce::sum},
+                                                     slot_stat{slot_reduce::max}};
+    return std::span(all).first(share_slots > 0 ? 2 : 1);
+  }
+  /// This policy for a model whose heads share `slots` each on average: R and H are the same in
+  /// every head. Refused: fewer slots than these and one more.
+  kvmerger sharing(index_t slots, index_t = 0) const {
+    expects(untouched(slots) < slots, "kvmerger: expected more slots to share than ",
+            untouched(slots), " that take no part, got ", slots);
+    kvmerger shared = *this;
+    shared.share_slots = slots;
+    return shared;
+  }
+  /// Where heads share slots: R, and H without the sinks.
+  index_t shared_recent() const { return share_of(recent, share_slots); }
+  index_t shared_heavy() const { return heavy_places(share_slots) - sinks; }
   index_t min_budget() const {
     return search::least_target(std::max(sinks, index_t{1}),
                                 [&](index_t target) { return untouched(target) < target; });
@@ -67,6 +88,7 @@ struct kvmerger {
     expects(sigma >= 0 && std::isfinite(sigma),
             "kvmerger: expected a finite sigma of at least 0, got ", sigma);
     search::expect_count(name(), "slots freed at once", period, 0);
+    search::expect_count(name(), "slots to share", share_slots, 0);
   }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
@@ -76,6 +98,26 @@ struct kvmerger {
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
     score::accumulate(state.column(score), head, queries, combine);
+    if (share_slots > 0) {
+      rank_to_share(head, state);
+    }
+  }
+  /// What of a head's slots stays longest as ε falls: heavy hitters, the first of each run by
+  /// attention, then what is least similar to its left neighbour.
+  void rank_to_share(const kv_head auto& head, head_state& state) const {
+    slot_scratch work;
+    mark_untouched(head, state, share_slots, work);
+    pair_neighbours(head, work);
+    const auto attention = state.column(score), out = state.column(shared_score);
+    constexpr float most = std::numeric_limits<float>::max(), first = 3, unlike = 2;
+    for (std::size_t s = 0; s < out.size(); ++s) {
+      out[s] = work.marks[s] != 0 ? most
+               : attention[s] > 0 ? first + std::min(attention[s], most / 2)
+                                  : first;
+    }
+    for (const index_t i : work.row_of) {
+      out[as_size(work.order[as_size(i)])] = std::min(-work.numbers[as_size(i)], unlike);
+    }
   }
 
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
@@ -85,8 +127,7 @@ struct kvmerger {
     name_by_pivot(search::column_score(state.column(score)), work);
     evict(state, target, work);
     merge::write_rows(head, work, out, [&](std::span<const index_t> members) {
-      add_run(head, members, work, out);
-      return head.log_mass(members[0]);
+      return add_run(head, members, work, out);
     });
   }
 
@@ -97,18 +138,20 @@ struct kvmerger {
   static char& mark(slot_scratch& work, index_t s) { return work.marks[s]; }
 
   index_t heavy_places(index_t target) const { return std::max(sinks, share_of(heavy, target)); }
+  /// What R and H are shares of, for a head of `target` slots.
+  index_t shared(index_t target) const { return share_slots > 0 ? share_slots : target; }
   index_t untouched(index_t target) const {
-    return share_of(recent, target) + heavy_places(target);
+    return share_of(recent, shared(target)) + heavy_places(shared(target));
   }
 
   /// The last R; the sinks and the top by score of the others, H together.
   void mark_untouched(const kv_head auto& head, const head_state& state, index_t target,
                       slot_scratch& work) const {
-    const auto latest = search::protect(head, 0, share_of(recent, target));
+    const auto latest = search::protect(head, 0, share_of(recent, shared(target)));
     const auto is_protected = [&](index_t s) {
       return latest(head.position(s)) || head.position(s) < sinks;
     };
-    index_t always = 0, places = heavy_places(target);
+    index_t always = 0, places = heavy_places(shared(target));
     for (index_t s = 0; s < head.length(); ++s) {
       always += is_protected(s) ? 1 : 0;
       places -= is_protected(s) && !latest(head.position(s)) ? 1 : 0;
@@ -117,11 +160,12 @@ struct kvmerger {
                    search::column_score(state.column(score)), work);
   }
 
-  /// Algorithm 1: marks slots that join their left neighbours in position order, `work.order`.
-  void join(const kv_head auto& head, index_t target, slot_scratch& work) const {
+  /// The slots in position order, `work.order`; of the pairs of neighbours that may join, the right
+  /// ones' places in it, `work.row_of`, and by these the cosines, `work.numbers`.
+  void pair_neighbours(const kv_head auto& head, slot_scratch& work) const {
     const index_t n = head.length();
     auto& order = work.order;
-    auto& pairs = work.row_of;  // the pairs' right slots, as places in `order`
+    auto& pairs = work.row_of;
     auto& cosines = work.numbers;
     order.clear(), pairs.clear();
     for (index_t s = 0; s < n; ++s) {
@@ -129,19 +173,26 @@ struct kvmerger {
     }
     detail::sort_by_position(head, order, work.keyed);
     cosines.resize(std::max(cosines.size(), as_size(n)));
-    const auto at = [&](index_t i) { return order[as_size(i)]; };
-    const auto u = [&](index_t i) -> float& { return cosines[as_size(i)]; };
-    index_t above = 0;
     for (index_t i = 1; i < n; ++i) {
-      const index_t a = at(i - 1), b = at(i);
+      const index_t a = order[as_size(i - 1)], b = order[as_size(i)];
       const bool consecutive = head.position(b) == head.position(a) + 1;
       if (mark(work, a) == 0 && mark(work, b) == 0 && (consecutive || !gaps_break)) {
-        u(i) =
+        cosines[as_size(i)] =
             rank(search::cosine(head, a, b, search::key_norm(head, a), search::key_norm(head, b)));
-        above += u(i) > epsilon ? 1 : 0;
         pairs.push_back(i);
       }
     }
+  }
+
+  /// Algorithm 1: marks slots that join their left neighbours in position order, `work.order`.
+  void join(const kv_head auto& head, index_t target, slot_scratch& work) const {
+    pair_neighbours(head, work);
+    auto& pairs = work.row_of;
+    const auto at = [&](index_t i) { return work.order[as_size(i)]; };
+    const auto u = [&](index_t i) { return work.numbers[as_size(i)]; };
+    const index_t n = head.length();
+    const auto above = static_cast<index_t>(
+        std::ranges::count_if(pairs, [&](index_t i) { return u(i) > epsilon; }));
     const index_t wanted = joins == mode::budget ? n - target : std::max(n - target, above);
     if (wanted < static_cast<index_t>(pairs.size())) {
       detail::select_slots(
@@ -204,32 +255,44 @@ struct kvmerger {
     }
   }
 
-  /// Algorithm 2 and eqs. 6–8.
-  void add_run(const kv_head auto& head, std::span<const index_t> members, slot_scratch& work,
-               merge_plan& out) const {
+  /// Algorithm 2 and eqs. 6–8. The log-mass of the merged slot.
+  float add_run(const kv_head auto& head, std::span<const index_t> members, slot_scratch& work,
+                merge_plan& out) const {
     const index_t pivot = members[0];
     constexpr float infinite = std::numeric_limits<float>::infinity();
-    const auto size = static_cast<float>(members.size());
+    float most = head.log_mass(pivot);
+    for (const index_t m : members) {
+      most = std::max(most, head.log_mass(m));
+    }
+    const auto tokens = [&](std::size_t i) {  // relative to the member of most; none is without
+      const float less = scale_values ? 0 : head.log_mass(members[i]) - most;
+      return less == 0 ? 1.0F : std::max(std::exp(less), 1e-30F);
+    };
     auto& g = work.numbers;
-    float mean_distance = 0, sum = 0;
+    float size = 0, mean_distance = 0, sum = 0, held = 0;
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      size += tokens(i);
+    }
     for (std::size_t i = 0; i < members.size(); ++i) {
       // The pivot's own is 0 whatever it holds; NaN: the key holds NaN, and its slot is evicted.
       g[i] = i == 0 ? 0.0F
                     : score::squared_distance(head.key(pivot), head.key(members[i]), head.dim());
       if (g[i] < infinite) {  // else further away than floats can say: of no weight
-        mean_distance += std::sqrt(g[i]) / size;  // the pivot's 0 counts
+        mean_distance += tokens(i) * std::sqrt(g[i]) / size;  // the pivot's 0 counts
       }
     }
     const float s = sigma > 0 ? sigma : std::max(mean_distance / std::sqrt(2.0F), 1e-6F);
     for (std::size_t i = 0; i < members.size(); ++i) {
-      g[i] = g[i] == infinite ? 0 : std::exp(-g[i] / (2 * s * s));
+      g[i] = g[i] == infinite ? 0 : tokens(i) * std::exp(-g[i] / (2 * s * s));
       sum += g[i] >= 0 ? g[i] : 0;
     }
     for (std::size_t i = 0; i < members.size(); ++i) {
       if (const float w = g[i] / sum; w >= 0) {
         out.add({members[i], w, scale_values ? size * w : w});
+        held += tokens(i);
       }
     }
+    return scale_values ? head.log_mass(pivot) : most + std::log(held);
   }
 };
 

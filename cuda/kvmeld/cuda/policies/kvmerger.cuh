@@ -14,7 +14,11 @@ namespace kvmeld::cuda {
 
 template <>
 struct device_policy<kvmerger> : evicting_policy {
+  /// Refused: a policy by `sharing`, whose scores only the CPU measures.
   static kvmerger_rule rule(const kvmerger& policy, const attention_spec&) {
+    expects(errc::unsupported, policy.share_slots == 0,
+            "cuda kvmerger: expected heads with budgets of their own, got ", policy.share_slots,
+            " slots to share");
     return {{policy.combine, policy.sinks, policy.recent},
             policy.heavy,
             policy.joins == decltype(policy.joins)::threshold,

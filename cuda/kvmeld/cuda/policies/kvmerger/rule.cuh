@@ -13,7 +13,7 @@ struct kvmerger_rule : sum_rule {
   float heavy = 0;  ///< of the target, at least the sinks
   bool by_threshold = false;
   float epsilon = 0.75F, sigma = 0;
-  bool scale_values = true, gaps_break = true;
+  bool scale_values = false, gaps_break = true;
   index_t places = 0;  ///< of the best and the sinks, in a plan
 
   KVMELD_DEVICE void of_target(index_t target) {

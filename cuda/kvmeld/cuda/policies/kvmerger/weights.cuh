@@ -26,7 +26,8 @@ struct row_scores {
   }
 };
 
-/// Algorithm 2, eqs. 6–8: Gaussian weights about the pivot; values times the run's size. A warp has
+/// Algorithm 2, eqs. 6–8: Gaussian weights about the pivot, of every token that a member holds; the
+/// tokens together are the log-mass, or (`scale_values`) the members times the values. A warp has
 /// four members' keys in flight.
 struct gaussian_weights {
   static constexpr index_t own = 4;  // members of a warp at once
@@ -36,10 +37,20 @@ struct gaussian_weights {
 
   KVMELD_DEVICE bool alone(const head_context&, index_t, bool) const { return false; }
   template <class Scalar>
-  KVMELD_DEVICE void operator()(const cache_view<Scalar>& cache, index_t h, const head_context&,
-                                merge_source* row, index_t size, float&, const auto& team) const {
+  KVMELD_DEVICE void operator()(const cache_view<Scalar>& cache, index_t h,
+                                const head_context& head, merge_source* row, index_t size,
+                                float& log_mass, const auto& team) const {
     const auto keys = cache.keys.of(h);
-    const auto count = static_cast<float>(size);
+    const float most = most_log_mass(head, row, size, team);
+    const auto tokens = [&](index_t i) {  // relative to the member of most; none is without
+      const float of_most = scale_values ? 1 : exponential(head.log_mass[row[i].source] - most);
+      return of_most > 1e-30F ? of_most : 1e-30F;
+    };
+    float count = 0;
+    for (index_t i = team.index(); i < size; i += team.size) {
+      count += tokens(i);
+    }
+    count = team.sum(count);
     float mean = 0;
     for (index_t i0 = team.warp() * own; i0 < size; i0 += team.warps * own) {
       const index_t left = size - i0 < own ? size - i0 : own;
@@ -49,7 +60,7 @@ struct gaussian_weights {
       for (index_t k = 0; k < own; ++k) {
         square[k] = reduce_sum(square[k]);
         if (k < left) {
-          mean += square_root(square[k]) / count;  // the pivot's 0 counts
+          mean += tokens(i0 + k) * square_root(square[k]) / count;  // the pivot's 0 counts
         }
         if (k < left && lane() == k) {
           row[i0 + k].key_weight = square[k];
@@ -62,7 +73,7 @@ struct gaussian_weights {
     const float s = sigma > 0 ? sigma : own_sigma > 1e-6F ? own_sigma : 1e-6F;
     float sum = 0;
     for (index_t i = team.index(); i < size; i += team.size) {
-      row[i].key_weight = exponential(-row[i].key_weight / (2 * s * s));
+      row[i].key_weight = tokens(i) * exponential(-row[i].key_weight / (2 * s * s));
       sum += row[i].key_weight;
     }
     sum = team.sum(sum);
@@ -70,9 +81,22 @@ struct gaussian_weights {
       const float w = row[i].key_weight / sum;
       row[i].key_weight = w, row[i].value_weight = scale_values ? count * w : w;
     }
+    if (!scale_values && team.index() == 0) {
+      log_mass = most + logarithm(count);
+    }
   }
 
  private:
+  /// The largest log-mass of a row's members.
+  KVMELD_DEVICE static float most_log_mass(const head_context& head, const merge_source* row,
+                                           index_t size, const auto& team) {
+    float most = lowest_score;
+    for (index_t i = team.index(); i < size; i += team.size) {
+      const float m = head.log_mass[row[i].source];
+      most = m > most ? m : most;
+    }
+    return team.max(most);
+  }
   /// This lane's share of `‖k_p − k_i‖²` of `left` members.
   template <class Scalar>
   KVMELD_DEVICE void add_squares(const cache_view<Scalar>& cache, const head_rows<Scalar>& keys,
