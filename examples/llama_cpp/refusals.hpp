@@ -123,6 +123,17 @@ inline index_t most_slots(const layers_setup& setup) {
   return most;
 }
 
+/// Does the policy's mass function read queries? `mode::repack` edits products, and has none.
+template <policy P>
+bool masses_read_queries(const P& p) {
+  if constexpr (requires { p.visit([](const auto&) { return true; }); }) {
+    return p.visit([](const auto& one) { return masses_read_queries(one); });
+  } else if constexpr (requires { p.merge_unrotated; }) {
+    return p.merge_unrotated;
+  }
+  return false;
+}
+
 /// Refused: models that cannot be compressed, a policy that needs the prompt twice, another number
 /// of budgets. What the policy refuses of them the compressor says.
 template <policy P>
@@ -134,6 +145,9 @@ layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
           "llama.cpp: expected a policy that decodes or "
           "plans on a prompt's queries, got ",
           p.name(), ", which needs a second pass over the prompt");
+  expects(o.how == mode::own_attention || !masses_read_queries(p),
+          "llama.cpp: expected mode::own_attention with ", p.name(),
+          " and merge_unrotated=1, got mode::repack");
   const auto heads = static_cast<std::size_t>(setup.spec.kv_heads),
              layers = static_cast<std::size_t>(llama_model_n_layer(model)), given = o.limits.size();
   expects(given == 1 || given == layers || given == layers * heads,

@@ -142,6 +142,9 @@ TEST_CASE("llama.cpp: contexts and budgets that cannot work are refused, and not
   CHECK_THAT(said(nothing, {.limits = {{256}}}), Contains("expected an n_ctx of at least 257"));
   CHECK(said(nothing, {.limits = {{300}}}, "full_cache") == "not refused");
   CHECK_THAT(said(nothing, {.limits = {{96}}}, "kvzip"), Contains("a second pass over the prompt"));
+  CHECK_THAT(said(nothing, {.how = mode::repack, .limits = {{96}}},
+                  "ems:with_position=0,merge_unrotated=1"),
+             Contains("expected mode::own_attention with ems and merge_unrotated=1"));
 }
 
 TEST_CASE(

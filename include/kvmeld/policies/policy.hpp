@@ -177,8 +177,9 @@ concept updates_by = requires(P& p, hook_arguments& x, const Change& change) {
 ///     void after_compress(const kv_head auto& head, head_state&, index_t target) const;
 ///                                                       after every return to the budget
 ///     auto mass(const kv_head auto& head, const head_state&) const;
-///                                                       (slot, q·k) or (slot, q·k, q) ↦ logit, if
-///                                                       not scale · q·k + log-mass
+///                                                       (slot, q·k) ↦ logit, if not scale · q·k +
+///                                                       log-mass; (slot, q·k, q), if it can take
+///                                                       the query too
 template <class P>
 concept policy = std::copyable<P> &&
     (detail::makes_plans<const P> || detail::scores_slots<const P>)&&requires(const P& p) {

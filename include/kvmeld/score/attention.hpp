@@ -53,13 +53,12 @@ struct log_mass_of {
 /// with the model's soft cap, slopes, window and sinks (`attention_spec`), the queries at the
 /// newest position; in one sweep over keys and values, whatever the group; nothing is allocated. A
 /// mass function that caps logits itself says so: `static constexpr bool caps = true`; one that
-/// reads the query takes it as a third argument, `const float* [dim]`.
+/// takes a third argument is given the query, `const float* [dim]`.
 /// `q [group, dim]`, `out [group, value_dim]`. On request `probabilities [group, length]` and
 /// `log_sum_exp [group]` of `ℓ`; `comparison`, if it holds a request, is given every tile. Refused:
 /// no slots, null data, spans of another size.
 template <class Mass>
-requires std::invocable<const Mass&, index_t, float> ||
-    std::invocable<const Mass&, index_t, float, const float*>
+requires std::invocable<const Mass&, index_t, float>
 void attend(const head_ref& head, const Mass& log_mass, const float* q, float* out,
             std::span<float> probabilities = {}, std::span<float> log_sum_exp = {},
             fused_similarity* comparison = nullptr) {
@@ -114,10 +113,10 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
         const float* const dots = mass[g];
         float logit[score::tile_slots];
         for (index_t i = 0; i < count; ++i) {
-          if constexpr (std::invocable<const Mass&, index_t, float>) {
-            logit[i] = log_mass(first + i, dots[i]);
-          } else {
+          if constexpr (std::invocable<const Mass&, index_t, float, const float*>) {
             logit[i] = log_mass(first + i, dots[i], queries + std::ptrdiff_t{g} * dim);
+          } else {
+            logit[i] = log_mass(first + i, dots[i]);
           }
         }
         std::copy_n(logit, count, mass[g]);

@@ -58,6 +58,7 @@ class ems_logits {
 
  private:
   KVMELD_NOINLINE float turned_slope(index_t s, index_t token, const float* q) const {
+    expects(errc::unsupported, q != nullptr, "ems: expected the query with merge_unrotated=1");
     float key[row_floats];
     to_floats(head_.key(s), head_.dim(), key);
     turn_->by(table_.position(head_, token) - head_.position(s));
@@ -72,14 +73,14 @@ class ems_logits {
 };
 
 /// The mass function: (slot, q·k, q) ↦ logit of an entry, from which `attend` makes the sum of its
-/// tokens' probabilities.
+/// tokens' probabilities. Without a query: refused where entries are merged un-rotated.
 template <kv_head Head>
 struct ems_mass {
   static constexpr bool caps = true;  // each token's own logit
   Head head;
   ems_logits<Head, const head_state> logits;
 
-  float operator()(index_t s, float dot, const float* q) const {
+  float operator()(index_t s, float dot, const float* q = nullptr) const {
     return logits.table().shared(s) ? logits.log_sum(s, q, logits.slope(s, dot))
                                     : logits.terms().cap(head.scale() * dot) + head.log_mass(s);
   }
