@@ -29,6 +29,7 @@ void check_apply(const cache_case& c, index_t staying, index_t keep, bool merged
     }
   }
   begin[count] = last, rows[0] = count;
+  const emulator::simultaneous_blocks at_once;  // they share rows, each its own columns
   row_traffic counted(kv);
   detail::apply_by<Lanes>({rows.data(), begin.data(), sources.data(), log_mass.data()}, kv.view(),
                           kv.state, order());
@@ -66,6 +67,7 @@ void check_long_row(const cache_case& c, index_t count) {
     begin[std::min(s, count - 1)] = s < count ? s : count - 1;
   }
   begin[count] = c.capacity;
+  const emulator::simultaneous_blocks at_once;  // they share rows, each its own columns
   row_traffic counted(kv);
   detail::apply_by<Lanes>({rows.data(), begin.data(), sources.data(), log_mass.data()}, kv.view(),
                           kv.state, order());

@@ -71,6 +71,7 @@ void check_column_sums(const cache_case& c, index_t count, double most_products 
   device_buffer<float> total(kv.slots());
   device_buffer<unsigned char> memory(
       column_scores_workspace_bytes(c.heads, c.group, count, c.capacity));
+  const emulator::simultaneous_blocks at_once;
   row_traffic counted(kv, &q);
   column_scores(kv.view(), rows, {}, {.total = total.data()}, {memory.data(), memory.size()},
                 order());

@@ -9,6 +9,7 @@
 #include <exception>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/chance.hpp"
@@ -24,11 +25,13 @@ class block {
  public:
   using body = std::function<void()>;
 
-  block(index_t threads, std::uint64_t seed, body run)
+  /// `before_ends`: what the end of the launch before brings, where that may still run.
+  block(index_t threads, std::uint64_t seed, body run, body before_ends = {})
       : threads_(static_cast<std::size_t>(threads)),
         warps_(static_cast<std::size_t>(threads) / 32),
         random_{seed},
-        run_(std::move(run)) {}
+        run_(std::move(run)),
+        before_ends_(std::move(before_ends)) {}
 
   /// Runs all threads to their end, or throws what is wrong.
   void run() {
@@ -46,6 +49,10 @@ class block {
     std::size_t left = threads_.size();
     while (left > 0 && !failure_) {
       if (ready_.empty()) {
+        if (!for_launch_.empty()) {
+          end_launch_before();
+          continue;
+        }
         if (waiting_ == threads_.size()) {
           release_barrier();
           continue;
@@ -61,6 +68,9 @@ class block {
       left -= threads_[thread_].state == state::left ? 1U : 0U;
     }
     settle_warps();
+    if (!failure_) {
+      end_launch_before();  // where nobody waited
+    }
     current = outer;
     if (failure_) {
       std::rethrow_exception(failure_);
@@ -70,6 +80,15 @@ class block {
   index_t thread() const { return static_cast<index_t>(thread_); }
   index_t barriers() const { return barriers_; }             ///< of the block so far
   index_t epoch() const { return threads_[thread_].epoch; }  ///< the warp's barriers so far
+
+  /// Until the launch before has ended: when no other thread can go on.
+  void wait_for_launch() {
+    if (before_ends_) {
+      threads_[thread_].state = state::launch;
+      for_launch_.push_back(thread_);
+      threads_[thread_].fiber->suspend();
+    }
+  }
 
   void sync_block(site at) {
     record& me = threads_[thread_];
@@ -114,7 +133,7 @@ class block {
   static thread_local block* current;
 
  private:
-  enum class state { ready, block, warp, left };
+  enum class state { ready, block, warp, launch, left };
 
   struct record {
     emulator::fiber* fiber = nullptr;
@@ -197,6 +216,19 @@ class block {
     }
   }
 
+  void end_launch_before() {
+    try {
+      const body ends = std::exchange(before_ends_, nullptr);
+      ends ? ends() : void();
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+    for (const std::size_t t : for_launch_) {
+      threads_[t].state = state::ready, ready_.push_back(t);
+    }
+    for_launch_.clear();
+  }
+
   void release_barrier() {
     const meeting& call = threads_[0].call;
     for (std::size_t t = 0; t < threads_.size(); ++t) {
@@ -253,34 +285,16 @@ class block {
 
   std::vector<record> threads_;
   std::vector<warp_record> warps_;
-  std::vector<std::size_t> ready_;
+  std::vector<std::size_t> ready_, for_launch_;
   std::size_t waiting_ = 0, thread_ = 0;
   index_t barriers_ = 0;
   chance random_;
-  body run_;
+  body run_, before_ends_;
   std::exception_ptr failure_;
 };
 
 inline thread_local block* block::current = nullptr;
 
 inline block& now() { return *block::current; }
-
-/// An access of the thread that runs, for those who count.
-inline void count(traffic::kind what, std::uintptr_t at, std::size_t bytes) {
-  if (traffic::current != nullptr) {
-    traffic::current->access(what, now().thread(), at, bytes);
-  }
-}
-inline void count(traffic::kind what, const void* at, std::size_t bytes) {
-  count(what, reinterpret_cast<std::uintptr_t>(at), bytes);
-}
-
-/// Of global memory.
-inline void expect_aligned(const void* p, std::uintptr_t to) {
-  if (reinterpret_cast<std::uintptr_t>(p) % to != 0) {
-    now().fail("global memory: expected an address that is a multiple of " + std::to_string(to) +
-               " bytes");
-  }
-}
 
 }  // namespace kvmeld::cuda::emulator

@@ -9,17 +9,13 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <numeric>
 #include <type_traits>
-#include <vector>
 
-#include "cuda/block.hpp"
-#include "cuda/device_memory.hpp"
+#include "cuda/accesses.hpp"
+#include "cuda/launches.hpp"
 #include "cuda/matrices.hpp"
 #include "cuda/scalars.hpp"
 #include "cuda/shared.hpp"
-#include "cuda/small_card.hpp"
 #include "kvmeld/cuda/error.cuh"
 #include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/memory/slot_stat.hpp"
@@ -27,19 +23,6 @@
 #include "kvmeld/search/protection.hpp"
 
 namespace kvmeld::cuda {
-
-/// The order in which threads and blocks run.
-struct stream {
-  std::uint64_t seed = 1;
-};
-
-struct extent {
-  unsigned x = 1, y = 1, z = 1;
-};
-
-namespace emulator {
-inline thread_local extent block_index, grid;
-}  // namespace emulator
 
 // ---------------------------------------------------------------------------- indices
 
@@ -186,11 +169,13 @@ void copy_async(shared_array<T, N>& to, index_t i, const T* from, index_t bytes 
   vector_16<T> x;
   std::memset(static_cast<void*>(&x), 0xff, sizeof x);
   to.set_vector(i, x);
-  emulator::now().copies().later([&to, i, from, bytes] {
-    vector_16<T> y;
-    std::memset(static_cast<void*>(&y), 0, sizeof y);
-    std::memcpy(static_cast<void*>(&y), from, static_cast<std::size_t>(bytes));
-    to.set_vector(i, y);
+  std::memset(static_cast<void*>(&x), 0, sizeof x);
+  std::memcpy(static_cast<void*>(&x), from, static_cast<std::size_t>(bytes));
+  emulator::now().copies().later([&to, i, from, bytes, x] {
+    if (std::memcmp(&x, from, static_cast<std::size_t>(bytes)) != 0) {
+      emulator::now().fail("copy_async: its source was written before the copy was waited for");
+    }
+    to.set_vector(i, x);
   });
 }
 inline void commit_async() { emulator::now().copies().commit(); }
@@ -246,60 +231,5 @@ inline float sine_pi(float x) {
 }
 inline double power(double x, double y) { return std::pow(x, y); }
 inline double nearest_integer(double x) { return std::rint(x); }
-
-// ---------------------------------------------------------------------------- launch
-
-namespace emulator {
-
-inline thread_local index_t threads_that_waited;
-
-template <class Kernel>
-void launch(const Kernel& kernel, extent blocks, stream order, bool early) {
-  static_assert(std::is_trivially_copyable_v<Kernel> && Kernel::threads % 32 == 0);
-  if (blocks.x > 0x7fffffffU || blocks.y > 0xffffU || blocks.z > 0xffffU) {
-    throw error("launch: expected a grid of at most 2147483647, 65535 and 65535 blocks, got " +
-                std::to_string(blocks.x) + ", " + std::to_string(blocks.y) + " and " +
-                std::to_string(blocks.z));
-  }
-  chance random{order.seed * 2654435761U + 1};
-  std::vector<unsigned> todo(std::size_t{blocks.x} * blocks.y * blocks.z);
-  std::iota(todo.begin(), todo.end(), 0U);
-  for (std::size_t i = todo.size(); i > 1; --i) {
-    std::swap(todo[i - 1], todo[random.below(static_cast<std::uint32_t>(i))]);
-  }
-  if (traffic::current != nullptr && !todo.empty()) {
-    ++traffic::current->launches;
-  }
-  emulator::grid = blocks;
-  const emulator::device_open memory;
-  for (const unsigned b : todo) {
-    emulator::block_index = {b % blocks.x, b / blocks.x % blocks.y, b / blocks.x / blocks.y};
-    const auto shared = std::make_unique<typename Kernel::shared_memory>();
-    threads_that_waited = 0;
-    block(Kernel::threads, random.state + b, [&kernel, &shared] { kernel(*shared); }).run();
-    if (early && threads_that_waited != Kernel::threads) {
-      throw error("a kernel launched early: " + std::to_string(threads_that_waited) + " of " +
-                  std::to_string(Kernel::threads) + " threads waited for the previous launch");
-    }
-  }
-}
-
-}  // namespace emulator
-
-template <class Kernel>
-bool fits() {
-  return !Kernel::roomy || emulator::small_card::alive() == 0;
-}
-template <class Kernel>
-void launch(const Kernel& kernel, extent blocks, stream order) {
-  emulator::launch(kernel, blocks, order, false);
-}
-/// Launches run one after another; that every thread waits for the one before is seen.
-template <class Kernel>
-void launch_early(const Kernel& kernel, extent blocks, stream order) {
-  emulator::launch(kernel, blocks, order, true);
-}
-inline void let_next_start() {}
-inline void wait_for_previous() { ++emulator::threads_that_waited; }
 
 }  // namespace kvmeld::cuda

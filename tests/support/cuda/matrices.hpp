@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cuda/block.hpp"
+#include "cuda/accesses.hpp"
 #include "cuda/scalars.hpp"
 #include "cuda/shared.hpp"
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/block.hpp"
+#include "cuda/accesses.hpp"
 
 namespace kvmeld::cuda {
 
