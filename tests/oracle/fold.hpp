@@ -21,6 +21,10 @@
 //    token; where none has a score, pins are the outliers.
 //  - `evicted`, by scores: floor(evicted * slots beside the pins) of these, the best by score that
 //    hold one token, are in no row; for seeds they count as pinned. A cluster each stays possible.
+//  - `pin_gain`, by scores, in a head whose P pins (the protected among them) are more than M,
+//    `mean_slots`: the log-mass of what is pinned by score is at least
+//    pin_gain * min(1, N / (10 M)) * ln(P / M), N the tokens so far. Values are fitted with it;
+//    clusters' log-mass is fitted without. A pin of two prompts has it once.
 //  - No queries: m_i = exp(beta_i) / sum exp(beta) + 1e-6, C = I, the tangent's
 //    beta = sum_i w_i (beta_i - ln w_i) with w_i = m_i / sum of the cluster's m, and no ridge.
 #pragma once
@@ -50,6 +54,8 @@ struct fold {
   int clusters = 0;
   double score_share = 0.7;
   double evicted = 0;
+  double pin_gain = 0.4;
+  int mean_slots = 0;  // slots of a head of the model; 0: no gain
   // decode
   int period = 8;   // slots folded away at a time
   int window = 16;  // queries kept ...
@@ -201,6 +207,7 @@ struct fold {
       standing_out += !always[j] && h.slots[j].single && leverages[j] > outlying * mean;
     }
     std::vector<bool> pin = pinned(h, always, leverages, std::min(most, standing_out)), gone(n);
+    double raised = 0;
     if (by_scores) {
       const int free = target - sinks - recent;
       const int merged =
@@ -220,6 +227,9 @@ struct fold {
         for (std::size_t j = 0; j < n; ++j)
           if (!pin[j] && h.slots[j].single) single.push_back(j);
         const auto kept = std::count(pin.begin(), pin.end(), true);
+        if (mean_slots > 0 && kept > mean_slots)
+          raised = pin_gain * std::min(1.0, (newest(h) + 1) / (10.0 * mean_slots)) *
+                   std::log(static_cast<double>(kept) / mean_slots);
         const int beside = static_cast<int>(n) - static_cast<int>(kept);
         const int wanted = static_cast<int>(
                       std::floor(static_cast<float>(evicted) * static_cast<float>(beside))),
@@ -243,6 +253,8 @@ struct fold {
       const auto c = std::find(seed.begin(), seed.end(), j);
       if (pin[j]) {
         made.slots.push_back(h.slots[j]);
+        double& own = made.slots.back().log_mass;
+        if (!always[j] && raised > own) own = raised;
       } else if (c != seed.end()) {
         std::vector<std::size_t> members;
         for (std::size_t i = 0; i < n; ++i)

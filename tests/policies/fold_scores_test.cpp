@@ -45,6 +45,12 @@ std::vector<float> candidates(const fixtures::state& state, const fold& policy) 
   return all;
 }
 
+/// Log-mass of pins in a head with so many pinned slots.
+double gain_of(const fold& policy, index_t pinned) {
+  const double mean = policy.mean, p = pinned;
+  return p > mean ? policy.gain * std::min(1.0, tokens / (10 * mean)) * std::log(p / mean) : 0;
+}
+
 std::vector<float> bytes_of(fixtures::cache<float>& kv) {
   std::vector<float> all;
   for (index_t h = 0; h < heads; ++h) {
@@ -134,11 +140,12 @@ TEST_CASE("pins by one threshold: budgets sum exactly, and the best keep their b
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::ranges::stable_sort(order, std::greater{},
                              [&](std::size_t j) { return scores[i * each + j]; });
+    const auto gain = Approx(gain_of(policy, pins[i] + policy.sinks + policy.prompt_recent));
     for (index_t p = 0; p < pins[i]; ++p) {
       const auto at = order[static_cast<std::size_t>(p)] + static_cast<std::size_t>(policy.sinks);
       const oracle::slot& was = before[i].slots[at];
       CHECK(std::ranges::any_of(made.slots, [&](const oracle::slot& s) {
-        return s.key == was.key && s.value == was.value && s.log_mass == 0 &&
+        return s.key == was.key && s.value == was.value && s.log_mass == gain &&
                s.position == was.position;
       }));
     }
@@ -234,6 +241,8 @@ TEST_CASE("prompt and stream have pins by their lengths: the best by score, what
                 most = std::min(index_t{95}, in_decode.slots - policy.sinks - latest - 2),
                 room = most * tokens / (tokens + steps);
   REQUIRE((room > 20 && most - room > 20));
+  const double gain = gain_of(policy, slots - policy.clusters);
+  REQUIRE(gain > 0.2);
   for (index_t h = 0; h < heads; ++h) {
     CHECK(m.kv.head(h).length() <= slots);
     const auto& own = scores[static_cast<std::size_t>(h)];
@@ -245,7 +254,8 @@ TEST_CASE("prompt and stream have pins by their lengths: the best by score, what
     for (index_t p = 0; p < room; ++p) {
       const index_t position = order[static_cast<std::size_t>(p)] + policy.sinks;
       CHECK(std::ranges::any_of(made.slots, [&](const oracle::slot& s) {
-        return s.position == position && s.log_mass == 0;
+        return s.position == position &&
+               s.log_mass == Approx(position < tokens - policy.prompt_recent ? gain : 0);
       }));
     }
     CHECK(std::ranges::any_of(made.slots, [&](const oracle::slot& s) {

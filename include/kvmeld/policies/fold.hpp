@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>  // std::ranges::transform
+#include <algorithm>  // std::ranges::count, std::ranges::transform
 #include <vector>
 
 #include "kvmeld/policies/fold/decode.hpp"
@@ -25,6 +25,9 @@ namespace kvmeld::inline v0 {
 ///   match   prompt: k-means of the rest, D² = scale² δkᵀ C δk + ‖δv‖²/mean‖v‖², C the queries'
 ///           covariance, farthest-first seeds. Decode: the cheapest pairs by Ward's cost
 ///   merge   means by m; log-mass fitted to the mass on the queries; values by ridge (prompt)
+///   gain    by scores, a head with more pins than its share of the model's slots is one that
+///           retrieves: after a prompt the log-mass of its pins is raised, which makes up for what
+///           heads with fewer pins retrieve no more
 struct fold {
   index_t sinks = 4;
   index_t recent = 24;         ///< latest tokens that stay unmerged ...
@@ -50,6 +53,10 @@ struct fold {
   /// By scores: share of a prompt's slots beside the pins that is evicted, not merged, the best by
   /// score: merged they would blur what a question in other words looks up.
   float evicted = 0;
+  /// By scores, γ in [0, 1]: after a prompt of N tokens the pins of a head with P pinned slots, but
+  /// for sinks and the latest, have log-mass γ min(1, N / 10 M) max(0, ln(P / M)). M: `mean`.
+  float gain = 0.4F;
+  index_t mean = 0;  ///< slots of a head of the model, on average (`sharing`); 0: no gain
 
   static constexpr std::string_view name() { return "fold"; }
   static void parameters(auto& p, auto f) {
@@ -61,7 +68,8 @@ struct fold {
         f("stride", p.decode.stride), f("period", p.decode.period), f("pins", p.pins),
         f("clusters", p.clusters), f("prompt_recent", p.prompt_recent),
         f("score_share", p.score_share), f("room_recent", p.room_recent),
-        f("room_share", p.room_share), f("evicted", p.evicted);
+        f("room_share", p.room_share), f("evicted", p.evicted), f("gain", p.gain),
+        f("mean", p.mean);
   }
   /// The tokens that a slot stands for; by scores also the largest of its `prompt_scores`.
   enum column_name : index_t { tokens, prompt_score };
@@ -91,6 +99,7 @@ struct fold {
     search::expect_count(name(), "slack slots", room, 0);
     fold shared = *this;
     shared.pins = pin_rule::scores;
+    shared.mean = slots;
     shared.recent = pinned().recent_of(slots);
     if (room > 0 && room >= recent) {
       shared.prompt_recent = room_recent;
@@ -107,7 +116,7 @@ struct fold {
   index_t slots_beside_pins() const { return sinks + prompt_recent + clusters; }
   /// How many slots are pinned.
   detail::fold_pins pinned() const {
-    return {sinks, recent, recent_share, share, clusters, prompt_recent, score_share};
+    return {sinks, recent, recent_share, share, clusters, prompt_recent, score_share, gain, mean};
   }
   index_t eviction_batch(index_t slots) const { return decode.freed(slots) - 1; }
   static constexpr observation_needs needs() { return {.query = true}; }
@@ -135,6 +144,8 @@ struct fold {
             room_share);
     expects(evicted >= 0 && evicted < 1, "fold: expected an evicted share in [0, 1), got ",
             evicted);
+    expects(gain >= 0 && gain <= 1, "fold: expected a gain in [0, 1], got ", gain);
+    search::expect_count(name(), "slots of a head on average", mean, 0);
     prompt.validate();
     decode.validate();
   }
@@ -169,8 +180,11 @@ struct fold {
   template <class T>
   void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
             index_t target, slot_scratch& work, merge_plan& out) const {
+    float log_gain = 0;
     if (pins == pin_rule::scores &&
         pin_scored(head, state, prompt_recent, pinned().scored(target), work)) {
+      const auto all = std::ranges::count(work.marks, fold_prompt::pinned);
+      log_gain = pinned().log_gain(static_cast<index_t>(all), head.next_position());
       fold_prompt::mark_evicted(evicted, target, state.column(tokens), state.column(prompt_score),
                                 work.marks);
     } else {
@@ -187,7 +201,15 @@ struct fold {
           },
           work);
     }
-    prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target, work, out);
+    // Raised to the gain, not by it: a pin of an earlier prompt may have one. Without it a slot of
+    // one token has no log-mass.
+    const auto log_mass_of_pin = [&,
+                                  always = protected_slots(head, sinks, prompt_recent)](index_t s) {
+      const float own = head.log_mass(s);
+      return log_gain > 0 && !always(s) ? std::max(own, log_gain) : own;
+    };
+    prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target, log_mass_of_pin,
+                work, out);
   }
 
   /// Decode, on the queries remembered.

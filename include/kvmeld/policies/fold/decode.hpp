@@ -174,7 +174,9 @@ struct fold_decode {
     const Eigen::Map<dense::vector>& log_sum_exp;
   };
 
-  /// Rows at the tangent: members weighted by their mass, log-mass fitted on the same queries.
+  /// Rows at the tangent: members weighted by their mass, log-mass fitted on the same queries. A
+  /// prompt's pin that is merged brings its gain as mass. Without it a row's share of attention
+  /// would fall at that step, and the ridge has fitted all other rows' values to that share.
   /// `removed` is sorted by the slots that they go into; `key`, `logit`: scratch.
   template <class MassOf>
   static void write(const kv_head auto& head, std::span<index_t> removed, const reference& on,

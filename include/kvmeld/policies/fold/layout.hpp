@@ -2,6 +2,7 @@
 /// What fold frees, keeps, and remembers of a head, for host and device.
 #pragma once
 
+#include <cmath>    // std::log
 #include <cstddef>  // std::ptrdiff_t
 
 #include "kvmeld/search/protection.hpp"
@@ -19,6 +20,8 @@ struct fold_pins {
   float recent_share = 0.25F, share = 0.5F;
   index_t clusters = 0, prompt_recent = 8;
   float score_share = 0.7F;
+  float gain = 0;
+  index_t mean = 0;
 
   /// By leverage: the latest tokens.
   KVMELD_HD index_t recent_of(index_t slots) const {
@@ -34,6 +37,17 @@ struct fold_pins {
     const index_t free = most(0, slots - sinks - prompt_recent);
     const index_t merged = clusters > 0 ? clusters : share_of(1 - score_share, free);
     return most(0, free - most(1, merged));
+  }
+  /// By scores: the log-mass of pins after a prompt of so many `tokens`, where `pinned` slots of
+  /// the head keep their bytes: γ min(1, N / 10 M) max(0, ln(P / M)). At most 22, as no head has
+  /// more than 2³¹ slots.
+  KVMELD_HD float log_gain(index_t pinned, index_t tokens) const {
+    if (mean <= 0 || pinned <= mean) {
+      return 0;
+    }
+    const float slots = static_cast<float>(mean), tenth = 0.1F * static_cast<float>(tokens);
+    return gain * (tenth < slots ? tenth / slots : 1) *
+           std::log(static_cast<float>(pinned) / slots);
   }
   /// A plan of decode: how many slots keep their bytes. `slots`: the most that the head holds
   /// between two plans. `target`: those that it has after this one. At least one slot of the target

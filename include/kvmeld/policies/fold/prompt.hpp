@@ -68,9 +68,9 @@ struct fold_prompt {
   }
 
   /// `queries [queries, dim]`; `work.marks` says which slots are pinned, so keep their bytes, and
-  /// which are evicted.
+  /// which are evicted. `log_mass_of_pin(slot)`: the ridge of the clusters' values is fitted to it.
   void plan(const kv_head auto& head, const dense::stored auto& queries, index_t target,
-            slot_scratch& work, merge_plan& out) const {
+            const auto& log_mass_of_pin, slot_scratch& work, merge_plan& out) const {
     const index_t n = head.length();
     // Types that depend on the head's: what is made of them is compiled where it is used.
     const auto keys = dense::keys(head), values = dense::values(head);
@@ -122,7 +122,7 @@ struct fold_prompt {
     auto beta = merge::fit_log_mass(key, row_mass, queries, full.log_sum_exp, rule);
     for (Eigen::Index r = 0; r < target; ++r) {
       if (cluster_of[as_size(r)] < 0) {
-        beta[r] = head.log_mass(work.order[r]);
+        beta[r] = log_mass_of_pin(work.order[r]);
       }
     }
     std::vector<char> fixed;  // [rows]
