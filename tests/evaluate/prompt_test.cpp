@@ -91,12 +91,13 @@ TEST_CASE("D2O's exempt layers keep all, the others what they had") {
   CHECK(evaluate::detail::parse_policy("d2o+d2o_exempt").budgets == c.budgets);
 }
 
-TEST_CASE("fold is what a compressor makes of a shared budget") {
+TEST_CASE("fold and kvmerger are what a compressor makes of a shared budget") {
+  const std::string name = GENERATE("fold", "kvmerger");
   const tiny_model files;
   const auto model = engine::decoder::load(files.file(""));
   const auto tokens = first_tokens(files, 96);
   const auto r = engine::prefill(model, tokens);
-  const std::vector<evaluate::named_policy> policies = {evaluate::detail::parse_policy("fold")};
+  const std::vector<evaluate::named_policy> policies = {evaluate::detail::parse_policy(name)};
   const auto prompt =
       evaluate::measure(model.shape(), r, policies,
                         std::make_shared<evaluate::prompt_body>(model.shape(), r, 96, 140));
@@ -106,7 +107,7 @@ TEST_CASE("fold is what a compressor makes of a shared budget") {
   const evaluate::compressed_cache ours(chosen, prompt);
 
   kvmeld::cache kv(model.shape().attention(0), {.layers = 2, .capacity = 140});
-  kvmeld::compressor meld(kv, kvmeld::fold{}, kvmeld::budget::shared(30));
+  kvmeld::compressor meld(kv, kvmeld::make_policy(name), kvmeld::budget::shared(30));
   for (kvmeld::index_t l = 0; l < 2; ++l) {
     const auto& layer = r.layers[static_cast<std::size_t>(l)];
     evaluate::append(kv, l, layer, 0, 96);

@@ -109,7 +109,7 @@ struct kvmerger {
     mark_untouched(head, state, share_slots, work);
     pair_neighbours(head, work);
     const auto attention = state.column(score), out = state.column(shared_score);
-    constexpr float most = std::numeric_limits<float>::max(), first = 3, unlike = 2;
+    constexpr float most = std::numeric_limits<float>::max() / 2, first = 3, unlike = 2;
     for (std::size_t s = 0; s < out.size(); ++s) {
       out[s] = work.marks[s] != 0 ? most
                : attention[s] > 0 ? first + std::min(attention[s], most / 2)
