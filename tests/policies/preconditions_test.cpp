@@ -28,6 +28,11 @@ struct plans {
 struct says : plans {
   static constexpr kvmeld::attention_support supports{.sinks = false};
 };
+struct weighs : says {
+  auto mass(const kvmeld::head_ref&, const kvmeld::head_state&) const {
+    return [](kvmeld::index_t, float dot) { return dot; };
+  }
+};
 
 /// Is `f` not refused?
 bool goes(auto f) {
@@ -110,4 +115,15 @@ TEST_CASE("what goes with one memory depends on a policy's mode", "[policy]") {
   CHECK(!one_memory(kvmerger{.scale_values = true}));
   CHECK(!one_memory(keepkv{}));
   CHECK(one_memory(keepkv{.variant = keepkv::mode::code}));
+}
+
+TEST_CASE("all policies go behind a seal but those that measure or move every slot", "[policy]") {
+  using kvmeld::streaming_llm;
+  for (const any_policy& p : any_policy::every()) {
+    CHECK(kvmeld::traits::supports(p).seals == (p.name() != "ems"));
+  }
+  const any_policy moves = streaming_llm{.positions = streaming_llm::position_mode::cache_index};
+  CHECK(!kvmeld::traits::supports(moves).seals);
+  CHECK(kvmeld::traits::supports(says{}).seals);
+  CHECK(!kvmeld::traits::supports(weighs{}).seals);  // whatever it says
 }

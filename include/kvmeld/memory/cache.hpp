@@ -144,9 +144,10 @@ class strided_cache : public cache_base, detail::move_only {
 ///
 /// Tables of several requests may list the same pages, as those of a common prefix, until a call of
 /// `append` or of a compressor would change rows in them: the cache counts the tables that have a
-/// page in use, and refuses. A page that a table lists no longer counts until the next call for its
-/// request: `free_pages`, say, or `clear`. Rows that are pushed to a head, or changed by the
-/// functions of one head, are the caller's to keep apart.
+/// page in use, and refuses; `compressor::seal` keeps a prefix from being changed. A page that a
+/// table lists no longer counts until the next call for its request: `free_pages`, say, or `clear`.
+/// Rows that are pushed to a head, or changed by the functions of one head, are the caller's to
+/// keep apart.
 ///
 /// Movable, not copyable, as `strided_cache`. Refused: as there, a capacity of no whole pages,
 /// tables of another size.
