@@ -17,7 +17,7 @@ namespace kvmeld::llama {
 template <policy P>
 class layers : public request_layers<P> {
   using base = request_layers<P>;
-  using base::setup_, base::policy_, base::kv_, base::meld_, base::times_;
+  using base::setup_, base::policy_, base::kv_, base::meld_, base::times_, base::known_;
 
  public:
   layers(const layers_setup& setup, const P& p)
@@ -266,7 +266,6 @@ class layers : public request_layers<P> {
   std::vector<float> seen_, log_sum_exp_;                // of a step: [heads, group, stride or 1]
   std::span<chunk> chunks_;                              // of the present micro-batch
   index_t tokens_ = 0;                                   // of all of them
-  bool known_ = false;
 };
 
 }  // namespace kvmeld::llama

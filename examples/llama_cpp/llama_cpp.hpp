@@ -66,12 +66,19 @@ class compressor {
     sequences_.bind(memory_, static_cast<llama_seq_id>(llama_n_seq_max(context)));
   }
 
-  /// Before llama_decode: of which sequence each token of its batch is, as the batch says, or all
-  /// of sequence 0; without it they are those of the one sequence in the engine. `draft`: they do
-  /// not count before `accept` or the sequence's next tokens, which decide by their position.
-  /// Refused: repack, sequences beyond n_seq_max, drafts that are no one micro-batch, a policy that
+  /// Before llama_decode: each token's sequence is the batch's, or 0; without it, the only one in
+  /// the engine. `draft`: they count when `accept`, or where the sequence goes on, says how many.
+  /// Refused: repack, sequences beyond n_seq_max, drafts of several micro-batches, a policy that
   /// compresses prompts only.
-  void announce(const llama_batch& batch, bool draft = false);
+  void announce(const llama_batch& batch, bool draft = false) {
+    expects(context_ != nullptr, "announce: expected bind(context) before it");
+    const auto most = static_cast<int>(llama_n_ubatch(context_));
+    expects(!draft || batch.n_tokens <= most, "announce: expected a draft of at most ", most,
+            " tokens (n_ubatch), got ", batch.n_tokens);
+    expects(!draft || traits::supports_decode(policy_), "announce: expected no draft under ",
+            policy_.name(), ", which compresses prompts only, got one");
+    sequences_.announce(batch, draft);
+  }
 
   /// Throws what went wrong within llama_decode, whatever it returned: 2 where the graph could be
   /// stopped, 0 where it was at its end, as in compression. `reset` makes good again. What was
@@ -88,21 +95,48 @@ class compressor {
   /// Tokens that the next draft of a sequence may have to see what single steps would: with the
   /// last of them, or none, a head is compressed. Later ones would see slots that a step evicts.
   /// Refused: repack, a draft that was not accepted yet.
-  index_t draft_room(llama_seq_id sequence = 0);
+  index_t draft_room(llama_seq_id sequence = 0) {
+    const index_t most = static_cast<index_t>(llama_n_ubatch(context_));
+    return std::min(most, layers_->draft_room(settled("draft_room", sequence)));
+  }
 
   /// Ends all drafts: tokens that `llama_memory_seq_rm` has left count, as so many steps; the
   /// others were never there. Refused: tokens before a draft taken away.
-  void accept();
+  void accept() {
+    expect_between("accept");
+    for (index_t r = 0; r < sequences_.count(); ++r) {
+      if (sequences_[r].drafted > 0) {
+        decide(r, sequences_.left(r));
+        settle(r);
+      }
+    }
+  }
 
   /// A sequence's prompt is over: heads that share a budget are brought to their parts of it, and
   /// free cells go back to the engine. To be called between two llama_decode; nothing to do where
   /// budgets are not shared, since every micro-batch of several tokens ends its own.
-  void end_prompt(llama_seq_id sequence = 0);
+  void end_prompt(llama_seq_id sequence = 0) {
+    expect_between("end_prompt");
+    const index_t r = own() ? sequences_.expect_own("end_prompt", sequence) : 0;
+    layers_->end_prompt(r);
+    settle(r);
+  }
+
+  /// Sequence `to` becomes what `from` is, compressed or not, in the engine too: instead of
+  /// llama_memory_seq_cp. Refused: repack, a prompt or a draft of `from` in between.
+  void copy(llama_seq_id from, llama_seq_id to);
+
+  /// Saves a sequence, with the engine's own state of it (`llama_state_seq_get_data`). Refused:
+  /// repack, layers that keep all, no tokens, a prompt or a draft in between.
+  void save(std::ostream& out, llama_seq_id sequence = 0);
+  /// Loads what `save` saved under the same model, policy, budgets and parameters. Refused, with
+  /// nothing changed: repack, a sequence that has tokens, anything else.
+  void load(std::istream& in, llama_seq_id sequence = 0);
 
   /// Forgets all; goes with llama_memory_clear. A sequence that the engine has removed, or that
   /// begins again at position 0, is forgotten without it.
   void reset();
-  kvmeld::llama::report report();
+  kvmeld::llama::report report() { return layers_->report(sequences_.all()); }
 
   layers<P>& held() { return *layers_; }  ///< for inspection
 
@@ -121,11 +155,33 @@ class compressor {
   /// False: the layer is the engine's alone.
   bool note_attention(index_t l, const ggml_tensor* t, mode expected, const ggml_tensor* mask);
 
-  void finish();                                // all layers have attended: back to the budgets
-  void settle(index_t request);                 // free cells back to the engine
-  void forget(index_t request);                 // as if it had never been there
-  void decide(index_t request, index_t kept);   // how much of its draft counts
-  void expect_between(const char* call) const;  // two llama_decode
+  void finish();                 // all layers have attended: back to the budgets
+  void settle(index_t request);  // free cells back to the engine
+  /// As if the sequence had never been there.
+  void forget(index_t request) {
+    layers_->clear(request);
+    sequences_[request] = {};
+  }
+  /// So many tokens of the sequence's draft count.
+  void decide(index_t request, index_t kept) {
+    layers_->accept(request, kept, sequences_[request].drafted);
+    sequences_[request].decide(kept);
+  }
+  /// Refused: a call within llama_decode, or after one that failed.
+  void expect_between(const char* call) {
+    expects(!begun_ && !error_, call, ": expected check() first, got an error in llama_decode");
+    for (const index_t r : sequences_.removed()) {
+      forget(r);
+    }
+  }
+  /// A sequence's request. Refused: repack, a prompt or a draft in between.
+  index_t settled(const char* call, llama_seq_id sequence) {
+    expect_between(call);
+    const index_t r = sequences_.expect_own(call, sequence);
+    expects(sequences_[r].drafted == 0, call, ": expected accept first, got a draft");
+    expects(!layers_->open(r), call, ": expected end_prompt first, got a prompt");
+    return r;
+  }
 
   P policy_;
   options options_;
@@ -151,69 +207,6 @@ void compressor<P>::reset() {
 }
 
 template <policy P>
-kvmeld::llama::report compressor<P>::report() {
-  return layers_->report(sequences_.all());
-}
-
-template <policy P>
-void compressor<P>::expect_between(const char* call) const {
-  expects(!begun_ && !error_, call, ": expected check() first, got an error in llama_decode");
-}
-
-template <policy P>
-void compressor<P>::end_prompt(llama_seq_id sequence) {
-  expect_between("end_prompt");
-  const index_t r = own() ? sequences_.expect_own("end_prompt", sequence) : 0;
-  layers_->end_prompt(r);
-  settle(r);
-}
-
-template <policy P>
-void compressor<P>::announce(const llama_batch& batch, bool draft) {
-  expects(context_ != nullptr, "announce: expected bind(context) before it");
-  const auto most = static_cast<int>(llama_n_ubatch(context_));
-  expects(!draft || batch.n_tokens <= most, "announce: expected a draft of at most ", most,
-          " tokens (n_ubatch), got ", batch.n_tokens);
-  expects(!draft || traits::supports_decode(policy_), "announce: expected no draft under ",
-          policy_.name(), ", which compresses prompts only, got one");
-  sequences_.announce(batch, draft);
-}
-
-template <policy P>
-index_t compressor<P>::draft_room(llama_seq_id sequence) {
-  const auto most = static_cast<index_t>(llama_n_ubatch(context_));
-  const index_t r = sequences_.expect_own("draft_room", sequence);
-  expects(sequences_[r].drafted == 0, "draft_room: expected accept first, got a draft");
-  return std::min(most, layers_->draft_room(r));
-}
-
-template <policy P>
-void compressor<P>::accept() {
-  expect_between("accept");
-  for (const index_t r : sequences_.removed()) {
-    forget(r);
-  }
-  for (index_t r = 0; r < sequences_.count(); ++r) {
-    if (sequences_[r].drafted > 0) {
-      decide(r, sequences_.left(r));
-      settle(r);
-    }
-  }
-}
-
-template <policy P>
-void compressor<P>::decide(index_t request, index_t kept) {
-  layers_->accept(request, kept, sequences_[request].drafted);
-  sequences_[request].decide(kept);
-}
-
-template <policy P>
-void compressor<P>::forget(index_t request) {
-  layers_->clear(request);
-  sequences_[request] = {};
-}
-
-template <policy P>
 void compressor<P>::settle(index_t request) {
   sequence& s = sequences_[request];
   // The newest token keeps its cell: the next position has to follow on one that is there. So do
@@ -234,3 +227,4 @@ void compressor<P>::settle(index_t request) {
 }  // namespace kvmeld::llama
 
 #include "llama_cpp/graphs.hpp"
+#include "llama_cpp/states.hpp"

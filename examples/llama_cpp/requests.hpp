@@ -130,6 +130,35 @@ class request_layers {
     open_[static_cast<std::size_t>(request)] = 0;
   }
 
+  /// Sequence `to` becomes what `from` is.
+  void copy(index_t from, index_t to) {
+    for (const bool whole : {false, true}) {
+      const auto a = heads_of(from, whole), b = heads_of(to, whole);
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        kv_.reserve(b[i], kv_.head(a[i]).length());
+        if (whole) {
+          kvmeld::detail::copy_slots(kv_.head(a[i]), kv_.head(b[i]));
+        }
+      }
+    }
+    if (meld_.has_value()) {
+      meld_->copy(from, to);
+    }
+  }
+
+  /// Refused: layers that keep all, which the compressor does not save.
+  void expect_compressed(const char* call) const {
+    expects(setup_.count(part::whole) == 0, call, ": expected compressed layers alone, got ",
+            setup_.count(part::whole), " that keep all");
+  }
+  void save(std::ostream& out, index_t request) { meld_->save(out, request); }
+  void load(std::istream& in, index_t request) {
+    const auto heads = heads_of(request, false);
+    std::ranges::for_each(heads, [&](index_t h) { kv_.reserve(h, setup_.capacity); });
+    meld_->load(in, request);
+    std::ranges::for_each(heads, [&](index_t h) { kv_.fit(h, kv_.head(h).length()); });
+  }
+
  protected:
   /// Heads of a sequence in all layers that keep all, or that are compressed.
   std::vector<index_t> heads_of(index_t request, bool whole) const {
@@ -148,6 +177,7 @@ class request_layers {
   layer_cache kv_;
   std::optional<kvmeld::compressor<P>> meld_;  // none where all layers are left alone
   std::vector<char> open_;                     // [requests] a prompt that has not ended
+  bool known_ = false;                         // has a graph said what the layers compute?
   times times_;
 };
 

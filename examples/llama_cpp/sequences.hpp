@@ -114,7 +114,9 @@ class sequences {
         const sequence& s = at(all_, r);
         expects(c->first == 0 || (c->first >= s.decided() && c->first <= s.seen),
                 "llama.cpp: expected sequence ", r, " at consecutive positions, next ", s.seen,
-                ", got ", c->first, " (a draft's tokens alone can be taken back)");
+                ", got ", c->first,
+                s.seen == 0 ? " (copy begins one with another's tokens)"
+                            : " (a draft's tokens alone can be taken back)");
       }
       const index_t next = c->first + static_cast<index_t>(c->tokens.size());
       expects(positions[i] == next, "llama.cpp: expected sequence ", r,
