@@ -40,7 +40,8 @@ bool compressor<P>::wants(ggml_tensor* t) {
     layers_->measure(l);
     return layers_->wants_probabilities(l);
   } else if (const index_t k = number_behind("kq-", name); layers_->holds(k)) {
-    return options_.how == mode::repack &&
+    // Without rows before it the softmax is refused, and there is no micro-batch to want them for.
+    return options_.how == mode::repack && begun_ &&
            (layers_->wants_queries(k) || layers_->edits_products(k));
   } else if (const index_t c = logits_of::capped_layer(t); layers_->holds(c)) {
     return layers_->edits_capped(c);
