@@ -222,7 +222,7 @@ TEST_CASE("a hybrid model's attention layers: full ones are compressed, windows 
   CHECK(kv.head(2).length() + kv.head(3).length() == 2 * 24);
 }
 
-TEST_CASE("chunks of a prompt, a second cache, and sealed pages", "[adopting]") {
+TEST_CASE("chunks of a prompt, a second cache, and fixed pages", "[adopting]") {
   const text x;
   kvmeld::cache kv({.kv_heads = 1, .group = group, .key_dim = dim}, {.capacity = tokens});
   kvmeld::cache draft({.kv_heads = 1, .key_dim = 4}, {.capacity = tokens});
@@ -230,7 +230,7 @@ TEST_CASE("chunks of a prompt, a second cache, and sealed pages", "[adopting]") 
   const auto head = kv.head(0);
   auto state = kvmeld::make_head_state(policy, head);
   const kvmeld::query_view<float> queries{x.q.data(), tokens, 0, dim, heads * group * dim};
-  const int chunk = 16, sealed = 10, target = 20;
+  const int chunk = 16, fixed = 10, target = 20;
 
   for (int begin = 0; begin < tokens; begin += chunk) {
     const int count = std::min(chunk, tokens - begin);
@@ -246,7 +246,7 @@ TEST_CASE("chunks of a prompt, a second cache, and sealed pages", "[adopting]") 
   kvmeld::slot_scratch scratch;
   kvmeld::merge_plan plan, new_tokens;
   kvmeld::plan(policy, head, state, target, scratch, plan);
-  kvmeld::append_only(plan, head, sealed, new_tokens);      // the first slots stay as they are
+  kvmeld::append_only(plan, head, fixed, new_tokens);      // the first slots stay as they are
   kvmeld::apply(policy, new_tokens, head, state, scratch);  // the model's cache
   new_tokens.clear_corrections();                           // they are for its dim
   kvmeld::apply(new_tokens, draft.head(0));                 // the draft model's
@@ -254,7 +254,7 @@ TEST_CASE("chunks of a prompt, a second cache, and sealed pages", "[adopting]") 
   CHECK((head.length() >= target && head.length() < tokens));
   REQUIRE(draft.head(0).length() == head.length());
   for (int s = 0; s < head.length(); ++s) {
-    CHECK((head.position(s) == s || s >= sealed));
+    CHECK((head.position(s) == s || s >= fixed));
     CHECK(draft.head(0).position(s) == head.position(s));
   }
 }

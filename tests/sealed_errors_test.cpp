@@ -9,6 +9,7 @@
 #include "support/shared_prefix.hpp"
 
 using namespace shared_prefix;
+using compressor = kvmeld::compressor<kvmeld::any_policy>;
 
 TEST_CASE("a seal that cannot be is refused, and nothing changes", "[seal][errors]") {
   engine e(true, kvmeld::tova{.sinks = 1}, {.slots = 20});
@@ -98,4 +99,55 @@ TEST_CASE("a saved seal that cannot be is refused", "[seal][errors]") {
   loads(65, "load: expected at most 64 sealed slots, got 65");
   loads(8, "");
   CHECK(e.meld.sealed(e.kv.heads(0, 1)[0]) == 8);
+}
+
+TEST_CASE("what leaves no room behind a seal is refused by load, as by seal", "[seal][errors]") {
+  kvmeld::cache kv(spec, {.capacity = 40});
+  compressor saves(kv, kvmeld::h2o{}, budget{.slots = 8}),
+      loads(kv, kvmeld::h2o{}, budget{.slots = 20});
+  kv.append(kv.heads(0, 0), rows_of(24), rows_of(24), 24);
+  saves.seal(0, 24);
+  CHECK_THROWS_WITH(loads.seal(0, 24), Catch::Contains("seal: expected a capacity of at least 45"));
+  std::stringstream file;
+  saves.save(file, 0);
+  CHECK_THROWS_WITH(loads.load(file, 0),
+                    Catch::Contains("load: expected a capacity of at least 45 slots"));
+  CHECK(loads.sealed(0) == 0);
+}
+
+TEST_CASE("a head cut below its seal, or given a state of all its slots, is refused",
+          "[seal][errors]") {
+  for (const budget& b : {budget{.slots = 10}, budget::shared(10)}) {
+    kvmeld::cache kv(spec, {.capacity = 64}), whole(spec, {.capacity = 64});
+    compressor meld(kv, kvmeld::h2o{}, b), other(whole, kvmeld::h2o{}, b);
+    for (kvmeld::cache* const c : {&kv, &whole}) {
+      c->append(c->heads(0, 0), rows_of(8), rows_of(8), 8);
+    }
+    meld.seal(0, 8);
+    kv.append(kv.heads(0, 0), rows_of(4), rows_of(4), 4);
+    const floats q = queries_of(8);
+    other.prompt(whole.heads(0, 0), kvmeld::queries(q, 8, spec));
+    other.end_prompt(0);
+    CHECK_THROWS_WITH(
+        meld.set_state(0, other.state(0)),
+        Catch::Contains("set_state: expected a state of at most 4 slots, got one of 8"));
+    meld.prompt(kv.heads(0, 0), kvmeld::queries(queries_of(4), 4, spec));
+    for (index_t h = 0; h < kv.heads(); ++h) {
+      kv.head(h).restore(3, 3);
+    }
+    CHECK_THROWS_WITH(meld.end_prompt(0), Catch::Contains("end_prompt: expected head 0 as it was"));
+  }
+}
+
+TEST_CASE("what an engine does not give is refused where it seals", "[seal][errors]") {
+  auto with_sinks = spec;
+  with_sinks.sink_logits = {0.5F, -1, 2, 0};
+  kvmeld::cache kv(with_sinks, {.capacity = 64});
+  kv.append(kv.heads(0, 0), rows_of(8), rows_of(8), 8);
+  compressor meld(kv, kvmeld::h2o{}, budget{.slots = 20}, {.probabilities = true}),
+      reads_none(kv, kvmeld::fold{}, budget{.slots = 40}, {.query = true});
+  CHECK_THROWS_WITH(meld.seal(0, 8),
+                    Catch::Contains("seal: expected the step's log_sum_exp behind a "
+                                    "seal where attention has sinks (h2o"));
+  CHECK_NOTHROW(reads_none.seal(0, 8));
 }

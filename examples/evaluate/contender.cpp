@@ -43,23 +43,16 @@ std::vector<float> scores_of(std::span<const kvmeld::head_state> heads, index_t 
 /// As `budget::shared_by_layer` divides: one threshold over the layers' composite scores.
 std::vector<index_t> composite_budgets(const contender& c, index_t tokens,
                                        std::span<const kvmeld::head_state> measured,
-                                       std::size_t heads) {
+                                       index_t heads) {
   const shared_slots shared = shared_slots::of(c.policy);
-  std::vector<std::vector<float>> scores, layers;
+  std::vector<std::vector<float>> scores;
   for (const kvmeld::head_state& s : measured) {
     const auto own =
         s.column(shared.column)
             .subspan(as_size(shared.sinks), as_size(tokens - shared.sinks - shared.latest));
     scores.emplace_back(own.begin(), own.end());
   }
-  for (std::size_t i = 0; i < scores.size(); i += heads) {
-    layers.push_back(kvmeld::composite_scores(std::span(scores).subspan(i, heads)));
-  }
-  std::vector<index_t> all;
-  for (const index_t n : kvmeld::divide_slots(layers, shared, c.limit.slots, tokens)) {
-    all.insert(all.end(), heads, n);
-  }
-  return all;
+  return kvmeld::divide_by_layer(scores, heads, shared, c.limit.slots, tokens);
 }
 
 }  // namespace
@@ -134,7 +127,7 @@ std::vector<index_t> allocate_slots(const contender& c, index_t tokens,
       break;
     }
     case budget_allocation::composite:
-      return composite_budgets(c, tokens, measured, heads);
+      return composite_budgets(c, tokens, measured, static_cast<index_t>(heads));
     case budget_allocation::global:
     case budget_allocation::profile:
       return with_own(c, shared_budgets(c, tokens, measured));

@@ -21,7 +21,8 @@ template <class Plan>
 auto sharing(Plan& todo) {
   std::vector<decltype(&entries_of(todo).front()->chosen)> all;
   for (auto* const e : entries_of(todo)) {
-    if (is_shared(e->chosen.budgets) && e->refusal.empty()) {
+    if (is_shared(e->chosen.budgets) && e->refusal.empty() &&
+        e->chosen.budgets != budget_allocation::composite) {  // a layer's heads are alike
       all.push_back(&e->chosen);
     }
   }

@@ -182,10 +182,10 @@ class compressor : private detail::request_calls<P> {
   // --------------------------------------------------------------------------- requests
 
   /// Seals the slots of a request's first `tokens` tokens: a prefix, compressed or not, that page
-  /// tables of several requests may share. No call changes these slots until `clear`; `copy`,
-  /// `save` and `load` take the seal along. Attention is over all slots. To the policy those behind
-  /// the seal are a head of its own, without sinks: budgets count these alone, scores are of the
-  /// attention within them, and the state starts anew.
+  /// tables of several requests may share. No call changes these slots until `clear`, or a `copy`
+  /// or `load` into the request; `copy`, `save` and `load` take the seal along. Attention is over
+  /// all slots. To the policy those behind the seal are a head of its own, without sinks: budgets
+  /// count these alone, scores are of the attention within them, and the state starts anew.
   /// Refused: more tokens than came; slots that do not lie before all others, as once steps have
   /// evicted; fewer than are sealed; a page in part; tokens behind that were measured already; a
   /// budget without room behind the seal (`no_capacity`); `ems` and whatever moves the first slots
@@ -229,10 +229,14 @@ class compressor : private detail::request_calls<P> {
   }
   /// Takes the state of a head that was measured and compressed by the functions of one head, as
   /// where several budgets share what a prompt was measured as. The cache has its rows.
-  /// Refused: a head that is not there, a state of another kind, one for fewer slots.
+  /// Refused: a head that is not there, a state of another kind, one for fewer slots, one of more
+  /// slots than the head has behind its seal.
   void set_state(index_t head, head_state state) {
     this->expect_head("set_state", head);
     by_policy(head, [&](const auto& p) { detail::expect_state(p, kv_.head(head), state); });
+    const index_t slots = kv_.head(head).length() - of(head).sealed;
+    expects(state.length() <= slots, "set_state: expected a state of at most ", slots,
+            " slots, got one of ", state.length());
     of(head).state = std::move(state);
     this->leave(head);
   }

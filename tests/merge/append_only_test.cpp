@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Admission: what a plan says of new slots, with sealed slots as they are.
+// Admission: what a plan says of new slots, with fixed slots as they are.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <vector>
@@ -13,25 +13,25 @@ using kvmeld::merge_plan;
 
 namespace {
 
-/// Of two heads' bytes: are those of the first `sealed` slots the same?
-bool same_slots(const std::vector<float>& before, const std::vector<float>& now, index_t sealed,
+/// Of two heads' bytes: are those of the first `fixed` slots the same?
+bool same_slots(const std::vector<float>& before, const std::vector<float>& now, index_t fixed,
                 index_t dim) {
-  const std::ptrdiff_t kept = std::ptrdiff_t{sealed} * (2 * dim + 2);
+  const std::ptrdiff_t kept = std::ptrdiff_t{fixed} * (2 * dim + 2);
   return std::ssize(before) >= kept && std::ssize(now) >= kept &&
          std::equal(before.begin(), before.begin() + kept, now.begin());
 }
 
 }  // namespace
 
-TEST_CASE("sealed slots are kept, and new slots are what the plan says", "[append_only]") {
+TEST_CASE("fixed slots are kept, and new slots are what the plan says", "[append_only]") {
   auto kv = fixtures::random_cache(9, 2, 1);
   kv.head(0).log_mass(1) = 3;
   kvmeld::slot_scratch scratch;
   merge_plan plan, out;
   plan.reset(9);
   plan.keep(0, 0);
-  plan.add({3}), plan.add({5}), plan.end_row(1);                     // a new slot into a sealed one
-  plan.add({6}), plan.add({1}), plan.end_row(2);                     // a sealed slot into a new one
+  plan.add({3}), plan.add({5}), plan.end_row(1);                     // a new slot into a fixed one
+  plan.add({6}), plan.add({1}), plan.end_row(2);                     // a fixed slot into a new one
   plan.add({8, 0.5F, 0.25F}), plan.add({7, 2, 3}), plan.end_row(4);  // and 4 is dropped
   plan.correct_values(std::vector<float>{1, 2, 3, 4, 5, 6, 7, 8}, 2);
   append_only(plan, kv.head(0), 4, out);
@@ -59,9 +59,9 @@ TEST_CASE("sealed slots are kept, and new slots are what the plan says", "[appen
   CHECK(out.rows() == plan.rows());
   append_only(plan, kv.head(0), 9, out);
   CHECK(out.rows() == 9);
-  for (const index_t sealed : {-1, 10}) {
-    CHECK_THROWS_WITH(append_only(plan, kv.head(0), sealed, out),
-                      Catch::Contains("expected 0 to 9 sealed slots"));
+  for (const index_t fixed : {-1, 10}) {
+    CHECK_THROWS_WITH(append_only(plan, kv.head(0), fixed, out),
+                      Catch::Contains("expected 0 to 9 fixed slots"));
   }
   plan.reset(8);
   CHECK_THROWS_WITH(append_only(plan, kv.head(0), 4, out),
@@ -79,7 +79,7 @@ TEST_CASE("chunks are admitted as every policy ranks them, and nothing before th
     auto state = kvmeld::make_head_state(p, head);
     kvmeld::slot_scratch scratch;
     merge_plan whole, out;
-    index_t sealed = 0;
+    index_t fixed = 0;
     for (int round = 0; round < 5; ++round) {
       const auto k = fixtures::normal(chunk * dim), v = fixtures::normal(chunk * dim);
       kv.append(0, k, v);
@@ -87,16 +87,16 @@ TEST_CASE("chunks are admitted as every policy ranks them, and nothing before th
       observe(p, head, state, queries.view());
       const auto before = fixtures::bytes_of(head);
       plan(p, head, state, queries.view(), chunk, scratch, whole);
-      append_only(whole, head, sealed, out);
+      append_only(whole, head, fixed, out);
       apply(p, out, head, state, scratch);
-      CHECK(same_slots(before, fixtures::bytes_of(head), sealed, dim));
-      CHECK((head.length() >= sealed && head.length() <= sealed + chunk));
+      CHECK(same_slots(before, fixtures::bytes_of(head), fixed, dim));
+      CHECK((head.length() >= fixed && head.length() <= fixed + chunk));
       if (example.exact && p.evicts()) {
         CHECK((round == 0) == (head.length() == chunk));  // the first is admitted whole
       }
-      sealed = head.length();
+      fixed = head.length();
     }
-    CHECK((p.evicts() ? sealed < 5 * chunk : sealed == 5 * chunk));
+    CHECK((p.evicts() ? fixed < 5 * chunk : fixed == 5 * chunk));
   }
 }
 
@@ -104,7 +104,7 @@ TEST_CASE("a decode stream is admitted by every policy, and no slot before the n
           "[append_only]") {
   constexpr index_t steps = 96, target = 24, dim = 8, group = 2;
   constexpr kvmeld::budget never{.slots = steps};  // `step` appends, attends and observes
-  for (const index_t open : {1, 24}) {             // slots that are not sealed
+  for (const index_t open : {1, 24}) {             // slots that are not fixed
     for (const auto& example : fixtures::every_policy()) {
       const auto& p = example.policy;
       if (!p.supports_decode()) {
@@ -120,14 +120,14 @@ TEST_CASE("a decode stream is admitted by every policy, and no slot before the n
       for (index_t t = 0; t < steps; ++t) {
         const auto q = fixtures::normal(group * dim), k = fixtures::normal(dim),
                    v = fixtures::normal(dim);
-        const index_t sealed = std::max(head.length() + 1 - open, 0);
+        const index_t fixed = std::max(head.length() + 1 - open, 0);
         before = fixtures::bytes_of(head);  // `step` too does not change them
         step(p, kv, state, {std::span(q), std::span(k), std::span(v)}, never, std::span(out));
         plan(p, head, state[0], target, scratch, whole);
-        append_only(whole, head, sealed, new_tokens);
+        append_only(whole, head, fixed, new_tokens);
         apply(p, new_tokens, head, state[0], scratch);
-        REQUIRE((head.length() >= sealed && head.length() <= sealed + open));
-        REQUIRE(same_slots(before, fixtures::bytes_of(head), sealed, dim));
+        REQUIRE((head.length() >= fixed && head.length() <= fixed + open));
+        REQUIRE(same_slots(before, fixtures::bytes_of(head), fixed, dim));
       }
       // One at a time, a policy that keeps the latest in any case admits every token.
       const bool all = !p.evicts() || (open == 1 && example.latest > 0);

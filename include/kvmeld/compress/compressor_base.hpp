@@ -21,9 +21,10 @@ struct step_attention {
   /// [heads, group, stride] of the softmax that includes the newest token; the first `length` of
   /// each row are read.
   std::span<const float> probabilities = {};
-  index_t stride = 0;                       ///< 0: the longest of the heads' lengths
-  std::span<const float> log_sum_exp = {};  ///< [heads, group] of the logits, natural logarithm
-  any_span query = {};                      ///< [heads, group, key_dim] rotated, the newest token's
+  index_t stride = 0;  ///< 0: the longest of the heads' lengths
+  /// [heads, group] of the logits, a sink's among them, natural logarithm
+  std::span<const float> log_sum_exp = {};
+  any_span query = {};  ///< [heads, group, key_dim] rotated, the newest token's
 };
 
 namespace detail {
@@ -85,8 +86,9 @@ class compressor_base : protected head_policies<P> {
     const head_ref head = kv_.head(h);
     const index_t gone = head.next_position() - head.length(),
                   known = of(h).sealed + of(h).state.length();
-    expects(gone == of(h).gone && (head.length() >= known || ends_prompt), call, ": expected head ",
-            h, " as it was left (clear, and draft with accept, set it back), got ", head.length(),
+    expects(gone == of(h).gone && head.length() >= (ends_prompt ? of(h).sealed : known), call,
+            ": expected head ", h,
+            " as it was left (clear, and draft with accept, set it back), got ", head.length(),
             " slots of ", head.next_position(), " tokens, and a state of ", known, " of ",
             known + of(h).gone);
   }
@@ -176,19 +178,9 @@ class compressor_base : protected head_policies<P> {
       of(h).state.extend(head.length());  // tokens that came without queries have no score
       add_shared_scores(head, of(h).state.column(shared.column), shared, scores.emplace_back());
     }
-    if (!this->shares_by_layer(heads.front())) {
-      return divide_slots(scores, shared, slots, longest);
-    }
-    const auto each = as_size(kv_.head(0).spec().kv_heads);
-    std::vector<std::vector<float>> layers;
-    for (auto i = std::size_t{0}; i < scores.size(); i += each) {
-      layers.push_back(composite_scores(std::span(scores).subspan(i, each)));
-    }
-    std::vector<index_t> of_heads;
-    for (const index_t n : divide_slots(layers, shared, slots, longest)) {
-      of_heads.insert(of_heads.end(), each, n);
-    }
-    return of_heads;
+    return this->shares_by_layer(heads.front())
+               ? divide_by_layer(scores, kv_.head(0).spec().kv_heads, shared, slots, longest)
+               : divide_slots(scores, shared, slots, longest);
   }
 
   /// Before head `h` is brought to budget `b`.
@@ -264,8 +256,10 @@ class compressor_base : protected head_policies<P> {
       expects(head.group() == q.group() && head.dim() == q.dim(), "prompt: expected queries of [",
               head.group(), ", ", head.dim(), "] per KV head, got [", q.group(), ", ", q.dim(),
               "]");
-      expects(q.tokens() <= head.next_position(), "prompt: expected at most ", head.next_position(),
-              " queries (the tokens appended), got ", q.tokens());
+      const index_t tokens = seen(heads[i]).head().tokens();
+      expects(q.tokens() <= tokens, "prompt: expected at most ", tokens,
+              " queries (the tokens appended", of(heads[i]).sealed > 0 ? " behind the seal" : "",
+              "), got ", q.tokens());
       if (head.check_finite()) {
         expect_finite("prompt: expected finite queries", q.rows());
       }

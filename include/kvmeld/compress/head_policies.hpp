@@ -35,7 +35,7 @@ class head_policies {
   template <kv_cache Cache>
   head_policies(Cache& kv, std::span<const P> policies, std::span<const budget> budgets,
                 const observation_needs& given)
-      : kv_(kv) {
+      : kv_(kv), given_(given) {
     expect_one_or_each("policies", policies.data(), policies.size());
     expect_one_or_each("budgets", budgets.data(), budgets.size());
     const auto of = [](const auto& one_or_each, index_t i) {
@@ -106,6 +106,23 @@ class head_policies {
   void expect_given(const char* call, index_t h, const observation_needs& given) const {
     by_policy(h, [&](const auto& p) { expect_given(call, p, given); });
   }
+  /// Refused: what is given leaves a policy without what it needs behind a seal: probabilities,
+  /// from which a log-sum-exp within is taken, and with a sink a log-sum-exp, by which it has its
+  /// share.
+  void expect_given_sealed(const char* call, index_t h, const observation_needs& given) const {
+    by_policy(h, [&](const auto& p) {
+      const observation_needs needs = traits::observation_needs_of(p);
+      expects(!needs.log_sum_exp || given.probabilities, call,
+              ": expected the step's probabilities behind a seal (", p.name(),
+              " needs the log_sum_exp), got none");
+      expects(!needs.probabilities || given.log_sum_exp || kv_.head(h).spec().sink_logits.empty(),
+              call, ": expected the step's log_sum_exp behind a seal where attention has sinks (",
+              p.name(), " needs the probabilities), got none");
+    });
+  }
+  void expect_given_sealed(const char* call, index_t h) const {
+    expect_given_sealed(call, h, given_);
+  }
 
   cache_ref kv_;
 
@@ -146,6 +163,7 @@ class head_policies {
     }
   }
 
+  observation_needs given_;      // by an engine with its own attention
   std::vector<P> policies_;      // [layers · kv_heads], of a request
   std::vector<budget> budgets_;  // the same
   std::vector<std::optional<window_cut>> cuts_;

@@ -146,10 +146,12 @@ class request_calls : protected observe_calls<P> {
     if (from == to) {
       return;
     }
-    for (std::size_t i = 0; i < source.size(); ++i) {
-      kv_.head(target[i]).expect_pages(0, kv_.head(source[i]).length());
-      kv_.expect_own_pages("copy", target[i], 0, kv_.head(source[i]).length(), source[i]);
-    }
+    or_recount(target, [&] {
+      for (std::size_t i = 0; i < source.size(); ++i) {
+        kv_.head(target[i]).expect_pages(0, kv_.head(source[i]).length());
+        kv_.expect_own_pages("copy", target[i], 0, kv_.head(source[i]).length(), source[i]);
+      }
+    });
     for (std::size_t i = 0; i < source.size(); ++i) {
       const index_t a = source[i], b = target[i];
       kvmeld::copy(kv_.head(a), of(a).state, kv_.head(b), of(b).state);
@@ -176,7 +178,6 @@ class request_calls : protected observe_calls<P> {
   void load(std::istream& in, index_t request) {
     saved_request heads{*this, this->heads_of("load", request)};
     byte_reader from(in);
-    std::vector<budget> limits;
     for (const index_t h : heads.list) {
       const index_t capacity = kv_.head(h).capacity();
       auto slots = from.get<index_t>();
@@ -185,7 +186,7 @@ class request_calls : protected observe_calls<P> {
       heads.sealed.push_back(std::max(-slots, index_t{0}));
       slots = slots < 0 ? from.get<index_t>() : slots;
       const auto trigger = from.get<index_t>();
-      limits.push_back({slots, trigger});
+      heads.limits.push_back({slots, trigger});
       if (this->is_cut(h)) {
         expects(errc::corrupt_file, slots == this->slots_of(h) && trigger == 0,
                 "load: expected a window of ", this->slots_of(h), " tokens without a trigger, got ",
@@ -196,9 +197,9 @@ class request_calls : protected observe_calls<P> {
       }
     }
     from.finish();
-    load_heads(in, heads);
-    for (std::size_t i = 0; i < limits.size(); ++i) {
-      hold_to(heads.list[i], limits[i], heads.sealed[i]);
+    or_recount(heads.list, [&] { load_heads(in, heads); });
+    for (std::size_t i = 0; i < heads.list.size(); ++i) {
+      hold_to(heads.list[i], heads.limits[i], heads.sealed[i]);
     }
     drafts_[as_size(request)].clear();
   }
@@ -255,11 +256,28 @@ class request_calls : protected observe_calls<P> {
       expects(one.sealed + one.state.length() <= sealed, "seal: expected tokens after the first ",
               tokens, " that were not measured yet, got ", one.sealed + one.state.length() - sealed,
               " in head ", h);
-      const std::int64_t least = sealed + this->least_capacity(h, one.limit);
-      expects(errc::no_capacity, least <= head.capacity(), "seal: expected a capacity of at least ",
-              least, " slots (sealed, budget and the new token), got ", head.capacity());
+      expect_room("seal", h, sealed, one.limit);
+      this->expect_given_sealed("seal", h);
     }
     return sealed;
+  }
+  /// Refused: a head without room for a budget and a token behind `sealed` slots.
+  void expect_room(const char* call, index_t h, index_t sealed, const budget& limit) const {
+    const std::int64_t least = sealed + this->least_capacity(h, limit);
+    expects(errc::no_capacity, least <= kv_.head(h).capacity(), call,
+            ": expected a capacity of at least ", least,
+            " slots (sealed, budget and the new token), got ", kv_.head(h).capacity());
+  }
+
+  /// What a refusal has counted as pages in use of heads is not.
+  void or_recount(const std::vector<index_t>& heads, const auto& call) {
+    try {
+      call();
+    } catch (...) {
+      this->count_pages(static_cast<index_t>(heads.size()),
+                        [&](index_t i) { return heads[as_size(i)]; });
+      throw;
+    }
   }
 
   /// What a head decodes within from now on, without a prompt that has begun, behind its seal.
@@ -274,6 +292,7 @@ class request_calls : protected observe_calls<P> {
   struct saved_request {
     request_calls& all;
     std::vector<index_t> list, sealed = {};
+    std::vector<budget> limits = {};
 
     index_t count() const { return static_cast<index_t>(list.size()); }
     head_ref head(index_t i) const { return all.kv_.head(list[as_size(i)]); }
@@ -286,6 +305,7 @@ class request_calls : protected observe_calls<P> {
               head(i).page_slots(), ", got ", first);
       if (first > 0) {
         all.by_policy(list[as_size(i)], [](const auto& p) { expect_seals("load: ", p); });
+        all.expect_room("load", list[as_size(i)], first, limits[as_size(i)]);
       }
       head(i).expect_pages(0, length);
       all.kv_.expect_own_pages("load", list[as_size(i)], 0, length);

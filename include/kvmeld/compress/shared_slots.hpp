@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>   // std::ranges::min_element
+#include <cmath>       // std::isnan
 #include <cstdint>     // std::int64_t
 #include <functional>  // std::greater
 #include <limits>      // std::numeric_limits
@@ -70,21 +71,6 @@ inline void add_shared_scores(const head_ref& head, std::span<const float> colum
   }
 }
 
-/// Scores of a layer whose heads must hold equally many slots, each its own tokens: the mean of
-/// their best scores, of their second best, and so on (composite tokens of KVCompose, Akulov et al.
-/// 2025). `heads`: the scores of each; one that has fewer adds nothing to the mean.
-inline std::vector<float> composite_scores(std::span<std::vector<float>> heads) {
-  std::vector<float> mean;
-  for (std::vector<float>& of_head : heads) {
-    std::ranges::sort(of_head, std::greater<>{}, [](float score) { return rank(score); });
-    mean.resize(std::max(mean.size(), of_head.size()));
-    for (std::size_t r = 0; r < of_head.size(); ++r) {
-      mean[r] += of_head[r] / static_cast<float>(heads.size());
-    }
-  }
-  return mean;
-}
-
 /// Slots `[heads]` by one threshold over the scores of each head, `slots` a head on average. No
 /// head gets more than the longest one holds, `longest` slots; where that is within `slots`, every
 /// head gets as many as it asked for, `slots`.
@@ -117,6 +103,33 @@ inline std::vector<index_t> divide_slots(const std::vector<std::vector<float>>& 
     n += shared.own;
   }
   return more;
+}
+
+/// The same with equal slots for the `kv_heads` heads of each layer, each with its own tokens. A
+/// layer's scores are the mean of its heads' best, of their second best, and so on, over those that
+/// have one (composite tokens of KVCompose, Akulov et al. 2025).
+inline std::vector<index_t> divide_by_layer(std::vector<std::vector<float>> scores,
+                                            index_t kv_heads, const shared_slots& shared,
+                                            index_t slots, index_t longest) {
+  std::vector<std::vector<float>> layers(scores.size() / as_size(kv_heads));
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    std::vector<float> count;
+    for (std::vector<float>& best :
+         std::span(scores).subspan(l * as_size(kv_heads), as_size(kv_heads))) {
+      std::erase_if(best, [](float score) { return std::isnan(score); });
+      std::ranges::sort(best, std::greater<>{});
+      layers[l].resize(std::max(layers[l].size(), best.size()));
+      count.resize(layers[l].size());
+      for (std::size_t r = 0; r < best.size(); ++r) {
+        layers[l][r] += (best[r] - layers[l][r]) / ++count[r];
+      }
+    }
+  }
+  std::vector<index_t> of_heads;
+  for (const index_t n : divide_slots(layers, shared, slots, longest)) {
+    of_heads.insert(of_heads.end(), as_size(kv_heads), n);
+  }
+  return of_heads;
 }
 
 }  // namespace kvmeld::inline v0

@@ -57,6 +57,8 @@ class head_ref {
   const attention_spec& spec() const { return *spec_; }
   index_t length() const { return *slots_.length; }
   index_t next_position() const { return *slots_.next_position; }
+  /// How many tokens were ever appended to it: behind a seal, those after the sealed ones.
+  index_t tokens() const { return next_position() - tokens_before_; }
   index_t capacity() const { return capacity_; }
   index_t dim() const { return dim_; }                            ///< of keys, and queries
   index_t value_dim() const { return value_dim_; }                ///< of values, and outputs
@@ -93,6 +95,9 @@ class head_ref {
   /// tells this head. In pages `first` ends one.
   head_ref behind(index_t first, index_t& length) const {
     head_ref own = *this;
+    for (index_t s = 0; s < first; ++s) {
+      own.tokens_before_ = std::max(own.tokens_before_, position(s) + 1);
+    }
     own.slots_.log_mass += first, own.slots_.position += first, own.slots_.length = &length;
     own.capacity_ -= first;
     if (table_.pages != nullptr) {
@@ -180,7 +185,7 @@ class head_ref {
   slot_metadata slots_;
   const attention_spec* spec_;
   // Beside `spec_`, for loops that store through bytes.
-  index_t kv_head_, capacity_, dim_, value_dim_, group_;
+  index_t kv_head_, capacity_, dim_, value_dim_, group_, tokens_before_ = 0;
   float scale_;
   head_rows keys_, values_;
   page_table table_;

@@ -13,28 +13,26 @@
 
 namespace kvmeld::inline v0 {
 
-/// The part of `plan` that is about the new slots, those from `sealed` on. The first `sealed` slots
+/// The part of `plan` that is about the new slots, those from `fixed` on. The first `fixed` slots
 /// are kept, byte for byte. New slots that `plan` keeps are kept; those that it evicts or merges
-/// into a sealed slot are evicted; those that it merges with one another are merged. A new slot
-/// that `plan` merges sealed slots into is kept as it is, alone; others merged into it are evicted.
-/// The head is longer than `plan` has rows by the sealed slots that `plan` would have removed.
+/// into a fixed slot are evicted; those that it merges with one another are merged. A new slot
+/// that `plan` merges fixed slots into is kept as it is, alone; others merged into it are evicted.
+/// The head is longer than `plan` has rows by the fixed slots that `plan` would have removed.
 ///
-/// `sealed = length − 1` decides whether one new token gets a slot; a chunk, or a window of recent
+/// `fixed = length − 1` decides whether one new token gets a slot; a chunk, or a window of recent
 /// slots that the engine still has open, may be decided at once.
-void append_only(const merge_plan& plan, const kv_head auto& head, index_t sealed,
-                 merge_plan& out) {
+void append_only(const merge_plan& plan, const kv_head auto& head, index_t fixed, merge_plan& out) {
   expects(&plan != &out, "append_only: expected two plans, got the same one twice");
-  expects(sealed >= 0 && sealed <= plan.length(), "append_only: expected 0 to ", plan.length(),
-          " sealed slots, got ", sealed);
+  expects(fixed >= 0 && fixed <= plan.length(), "append_only: expected 0 to ", plan.length(),
+          " fixed slots, got ", fixed);
   expects(plan.length() == head.length(), "append_only: expected a plan of ", head.length(),
           " slots, got ", plan.length());
   check(plan);
   out.reset(plan.length());
-  for (index_t s = 0; s < sealed; ++s) {
+  for (index_t s = 0; s < fixed; ++s) {
     out.keep(s, head.log_mass(s));
   }
-  std::vector<float> keys(as_size(sealed, plan.key_dim())),
-      values(as_size(sealed, plan.value_dim()));
+  std::vector<float> keys(as_size(fixed, plan.key_dim())), values(as_size(fixed, plan.value_dim()));
   const auto correct = [&](std::span<const float> of_key, std::span<const float> of_value) {
     keys.insert(keys.end(), of_key.begin(), of_key.end());
     values.insert(values.end(), of_value.begin(), of_value.end());
@@ -43,11 +41,11 @@ void append_only(const merge_plan& plan, const kv_head auto& head, index_t seale
   };
   for (index_t r = 0; r < plan.rows(); ++r) {
     const index_t anchor = plan.anchor(r);
-    if (anchor < sealed) {
+    if (anchor < fixed) {
       continue;
     }
     const auto sources = plan.row(r);
-    if (std::ranges::any_of(sources, [&](const merge_source& e) { return e.source < sealed; })) {
+    if (std::ranges::any_of(sources, [&](const merge_source& e) { return e.source < fixed; })) {
       out.keep(anchor, head.log_mass(anchor));
       correct({}, {});
     } else {

@@ -184,7 +184,7 @@ struct fold {
     if (pins == pin_rule::scores &&
         pin_scored(head, state, prompt_recent, pinned().scored(target), work)) {
       const auto all = std::ranges::count(work.marks, fold_prompt::pinned);
-      log_gain = pinned().log_gain(static_cast<index_t>(all), head.next_position());
+      log_gain = pinned().log_gain(static_cast<index_t>(all), head.tokens());
       fold_prompt::mark_evicted(evicted, target, state.column(tokens), state.column(prompt_score),
                                 work.marks);
     } else {
@@ -220,7 +220,7 @@ struct fold {
     const auto scored = memory.scored();
     const bool by_scores = pins == pin_rule::scores;
     const auto pins_of = by_scores
-                             ? pinned().decode(slots, target, scored.count(), head.next_position())
+                             ? pinned().decode(slots, target, scored.count(), head.tokens())
                              : pinned().decode_by_leverage(slots, target);
     const index_t most = pins_of.others;
     if (by_scores) {

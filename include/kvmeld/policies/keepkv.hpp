@@ -156,8 +156,9 @@ struct keepkv {
     auto& rank = work.numbers;
     const index_t n = head.length();
     rank.resize(std::max(rank.size(), as_size(n)));
+    const auto of_slot = ranks(head, state);
     for (index_t s = 0; s < n; ++s) {
-      rank[as_size(s)] = ranks(head, state)(s);
+      rank[as_size(s)] = of_slot(s);
     }
     search::select(n, target, is_protected(head, target), search::column_score(rank), work);
     const auto cosine = search::match_by_cosine(head, work);
