@@ -162,7 +162,7 @@ TEST_CASE("one head: heads of a layer that share by layer have equal slots, by c
 
 TEST_CASE("one head: what cannot be shared or compressed is refused by name") {
   using Catch::Contains;
-  for (const char* name : {"streaming_llm", "full_cache"}) {
+  for (const char* name : {"streaming_llm", "full_cache", "cam"}) {
     CHECK_THROWS_WITH(kvmeld::for_shared(kvmeld::make_policy(name), slots),
                       Contains(std::string(name) + ": expected a policy with a score per slot"));
   }

@@ -48,7 +48,8 @@ struct shared_slots {
 /// Refused: a policy without a score per slot (`unsupported`), fewer slots than it can share.
 template <class P>
 P for_shared(P p, index_t slots, index_t slack = 0) {
-  expects(errc::unsupported, !traits::slot_stats(p).empty(), p.name(),
+  constexpr bool scores = !requires { requires !P::scores_prompts; };
+  expects(errc::unsupported, scores && !traits::slot_stats(p).empty(), p.name(),
           ": expected a policy with a score per slot for shared budgets, got one without");
   if constexpr (requires { p.visit([](auto&) {}); }) {
     p.visit([&](auto& one) { one = for_shared(one, slots, slack); });

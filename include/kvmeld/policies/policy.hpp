@@ -138,6 +138,8 @@ concept updates_by = requires(P& p, hook_arguments& x, const Change& change) {
 ///     static void parameters(auto& p, auto f);          f(name, p's member) for each that
 ///                                                       `make_policy` may set
 ///     static constexpr bool evicts = false;             never compresses (full_cache)
+///     static constexpr bool scores_prompts = false;     its column is of steps alone, so heads
+///                                                       share no slots by it (cam)
 ///     static constexpr bool supports_decode = false;    compresses prompts only
 ///
 /// Which models it is for:
