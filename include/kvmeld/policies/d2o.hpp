@@ -138,8 +138,8 @@ struct d2o {
   /// Eqs. 11–12: slot `members[0]` with the others, which are `alike(i)`, u_ij, to it. Calls
   /// `add(slot, weight)` for each; the log-mass afterwards.
   template <class Alike, class Add>
-  float merged(const kv_head auto& head, std::span<const index_t> members, Alike alike,
-               Add add) const {
+  KVMELD_NOINLINE float merged(const kv_head auto& head, std::span<const index_t> members,
+                               Alike alike, Add add) const {
     const bool paper = weights == weighting::paper;
     const index_t j = members[0];
     const auto tokens = [&](index_t s) { return counts ? std::exp(head.log_mass(s)) : 1.0F; };
