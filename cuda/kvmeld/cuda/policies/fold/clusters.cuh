@@ -3,14 +3,15 @@
 #pragma once
 
 #include "kvmeld/cuda/policies/fold/cluster_slots.cuh"
+#include "kvmeld/cuda/policies/fold/gain.cuh"
 #include "kvmeld/cuda/policies/fold/plans.cuh"
 #include "kvmeld/cuda/policies/fold/values.cuh"
 
 namespace kvmeld::cuda::detail {
 
 /// Clusters of all slots but the pinned, fitted on the reference queries. Eleven launches, twelve
-/// by scores, thirteen with slots that are evicted, and those of `cluster_slots`, `fit_masses` and
-/// `fit_values`.
+/// by scores, one more each with slots that are evicted and with a gain, and those of
+/// `cluster_slots`, `fit_masses` and `fit_values`.
 template <class Scalar>
 void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                    const query_rows<Scalar>& reference, const head_budgets& limits,
@@ -49,6 +50,9 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   launch(make_rows<Scalar, join_all>{cache, state, d, work.plan, {}}, {heads}, stream);
   fit_masses(cache, work.plan, d.into, queries, own.sum, own.mass, own.measure.log_sum_exp,
              more.values, stream);
+  if (rule.gains()) {
+    launch(raise_pins<Scalar>{cache, work.plan, rule, scored.more, more.values}, {heads}, stream);
+  }
   plan_view plan = work.plan;
   if (options.ridge > 0) {
     fit_values(rule, cache, work.plan, queries, own.measure.log_sum_exp, more.values, stream);

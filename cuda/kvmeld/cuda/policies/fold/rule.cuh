@@ -96,6 +96,7 @@ struct fold_rule {
 
   KVMELD_HD index_t freed(index_t slots) const { return kvmeld::detail::fold_freed(period, slots); }
   KVMELD_HD bool evicts_scored() const { return by_scores && evicted > 0; }
+  KVMELD_HD bool gains() const { return by_scores && pins.mean > 0 && pins.gain > 0; }
   /// In a plan of a step for a head of `n` slots: as many as there will be before the next one.
   KVMELD_HD index_t slots_before_next(index_t n, index_t target) const {
     const index_t slots = target + freed(target) - 1;
