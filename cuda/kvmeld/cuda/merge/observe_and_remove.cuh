@@ -121,10 +121,12 @@ struct observe_and_remove {
                                [&](index_t i, candidate c) { from.lowest_of(h, tile)[i] = c; });
       }
     }
+    // Behind a barrier of `best_of_tiles` a thread changes the length.
+    const bool fresh = known.n > cache.length[h];  // else there was no room, or no token
     const auto least = best_of_tiles(shared.ticket, shared.best, from.tickets + h, from.best_of(h),
                                      tile, from.tiles, options.removes ? first : candidate{0});
     if (least.last) {  // lengths change when all blocks of the head have read them
-      end_head(shared, mine, known, least.of == 0 ? -1 : least_slot(least.of), next);
+      end_head(shared, mine, known, fresh, least.of == 0 ? -1 : least_slot(least.of), next);
     }
   }
 
@@ -149,10 +151,9 @@ struct observe_and_remove {
 
   /// One block, when all of the head is observed.
   KVMELD_DEVICE void end_head(shared_memory& shared, const Rule& mine, const begun& known,
-                              index_t removed, const best_two& next) const {
+                              bool fresh, index_t removed, const best_two& next) const {
     const head_context& head = known.head;
     const index_t h = head.head, n = known.n, target = target_of(h);
-    const bool fresh = options.appended && !known.full;  // else there was no room
     const bool over = options.removes && fresh && n == target + 1;
     bool removes = Rule::evicts && over && removed >= 0;
     if constexpr (remembers<Rule>) {
