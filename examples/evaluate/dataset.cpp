@@ -24,6 +24,13 @@ row_major_matrix attended(kvmeld::cache& kv, index_t layer, const engine::layer_
   return out;
 }
 
+prompt read_whole(const engine::decoder& model, std::span<const named_policy> policies,
+                  std::span<const int> tokens, index_t capacity) {
+  const engine::record r = engine::prefill(model, tokens);
+  const auto body = std::make_shared<prompt_body>(model.shape(), r, count_of(tokens), capacity);
+  return measure(model.shape(), r, policies, body, replay_for(policies, model, r, tokens));
+}
+
 text_prompt read_prompt(const engine::decoder& model, std::span<const named_policy> policies,
                         std::span<const int> tokens, index_t length, index_t future,
                         index_t capacity, bool predicts, engine::record* keep) {

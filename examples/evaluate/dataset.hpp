@@ -78,6 +78,10 @@ inline std::vector<int> draw_text(std::span<const int> text, std::optional<int> 
 row_major_matrix attended(kvmeld::cache& kv, index_t layer, const engine::layer_record& tokens,
                           bool behind);
 
+/// All of `tokens`, measured by every policy, in a cache of `capacity` slots per head.
+prompt read_whole(const engine::decoder& model, std::span<const named_policy> policies,
+                  std::span<const int> tokens, index_t capacity);
+
 /// A prompt of `length` tokens, and the next `future` ones' queries; `predicts`: and logits.
 text_prompt read_prompt(const engine::decoder& model, std::span<const named_policy> policies,
                         std::span<const int> tokens, index_t length, index_t future,

@@ -5,6 +5,7 @@
 
 #include "engine/error.hpp"
 #include "engine/model.hpp"
+#include "evaluate/ask_file.hpp"
 #include "evaluate/bytes_picture.hpp"
 #include "evaluate/error_picture.hpp"
 #include "evaluate/heads_picture.hpp"
@@ -95,6 +96,10 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   const auto loaded = engine::model::load(o.model);
   const engine::decoder& model = loaded.network;
   const engine::tokenizer& tokens = loaded.tokens;
+  if (!o.files.empty()) {
+    const auto open = [&] { return open_csv(o.csv, write_asked_header); };
+    return ask_files(o, model_name(o.model), loaded, open, out, err);
+  }
   const auto text = tokens.encode(engine::read_file(o.text));
   plan todo = make_plan(o, count_of(text), model.shape());
   const auto words = replay_words_of(tokens, chat_turn_of(o, tokens));

@@ -6,7 +6,6 @@
 
 #include <algorithm>  // std::max
 #include <cmath>      // std::log
-#include <memory>     // std::make_shared
 #include <span>
 #include <vector>
 
@@ -81,10 +80,7 @@ inline std::vector<score> nats_behind(const engine::decoder& model, std::span<co
                                       std::span<const int> next,
                                       std::span<const named_policy> policies,
                                       std::span<const contender> contenders, index_t capacity) {
-  const engine::record r = engine::prefill(model, text);
-  const auto body = std::make_shared<prompt_body>(model.shape(), r, count_of(text), capacity);
-  const prompt read =
-      measure(model.shape(), r, policies, body, replay_for(policies, model, r, text));
+  const prompt read = read_whole(model, policies, text, capacity);
   std::vector<score> scores;
   for (const contender& c : contenders) {
     scores.push_back({predict(c, model, read, next, {}).nll});

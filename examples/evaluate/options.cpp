@@ -67,14 +67,15 @@ std::string unescape(std::string text) {
 
 options parse(int count, const char* const* arguments) {
   options o;
-  std::string policies = "all", budgets = "0.05,0.1,0.2", tasks = "error,nll,needle,stream,speed";
+  std::string policies = "all", budgets = "0.05,0.1,0.2", tasks = "error,nll,needle,stream,speed",
+              prompts = "2";
   CLI::App app(
       "Measures what KV-cache compression does to a model: every policy at several budgets.",
       "evaluate");
   app.option_defaults()->take_last()->always_capture_default();
   app.add_option("--model", o.model, "Hugging Face folder or GGUF file of a llama-family model")
       ->required();
-  app.add_option("--text", o.text, "text that the model was not trained on")->required();
+  app.add_option("--text", o.text, "text that the model was not trained on");
   app.add_option("--policies", policies,
                  "all, or names with commas between: "
                  "name[:parameter=value,...][+division][@source][/storage]");
@@ -88,7 +89,8 @@ options parse(int count, const char* const* arguments) {
   app.add_option("--room", o.room,
                  "slots per head in addition to the budget, for tokens after the prompt");
   app.add_option("--prompt", o.prompt, "tokens of a prompt");
-  app.add_option("--prompts", o.prompts, "prompts (and streams) to average over");
+  app.add_option("--prompts", prompts,
+                 "prompts (and streams) to average over; or FILE.jsonl,...: prompts of others");
   app.add_option("--tasks", tasks,
                  "columns to fill; chain,ruler,stream_needle,copy: a table of their own");
   app.add_option("--needle", o.needle, "the text of a planted fact");
@@ -118,6 +120,16 @@ options parse(int count, const char* const* arguments) {
   o.policies = detail::parse_policies(policies);
   o.budgets = detail::parse_budgets(budgets);
   o.tasks = detail::parse_tasks(tasks);
+  if (index_t number = 0; CLI::detail::lexical_cast(prompts, number)) {
+    o.prompts = number;
+  } else {
+    for (const std::string& file : detail::split(prompts)) {
+      require(std::filesystem::is_regular_file(file),
+              "--prompts: expected a number or JSONL files, got '" + file + "'");
+      o.files.emplace_back(file);
+    }
+    require(!o.files.empty(), "--prompts: expected a number or JSONL files, got ''");
+  }
   for (named_policy& p : o.policies) {
     p.ahead = o.ahead;
     p.policy.visit([&](auto& one) {  // where a decode step's remembered queries are moved to
@@ -149,7 +161,7 @@ options parse(int count, const char* const* arguments) {
           "--fade: expected more than 0 positions, got " + std::to_string(o.ahead.fade));
   require(std::filesystem::is_directory(o.model) || std::filesystem::is_regular_file(o.model),
           "--model: expected a folder or a GGUF file, got '" + o.model.string() + "'");
-  require(std::filesystem::is_regular_file(o.text),
+  require(!o.files.empty() || std::filesystem::is_regular_file(o.text),
           "--text: expected a file, got '" + o.text.string() + "'");
   const auto has = [](const std::string& text, const char* field) {
     return text.find(field) != std::string::npos;

@@ -51,6 +51,7 @@ struct options {
   task_set tasks = {true, true, true, true, true};
   index_t prompt = 896;  ///< tokens
   index_t prompts = 2;
+  std::vector<std::filesystem::path> files = {};  ///< prompts of others, in place of all tasks
   index_t cases = 40;  ///< needle prompts
   double memory = 4;   ///< GiB for needle prompts: so many are held at once
   index_t needles = 4;

@@ -136,6 +136,10 @@ inline void write_tasks_header(std::ostream& out) {
   out << "policy,budget,slots,task,samples,full_after,after,full_inside,inside" << std::endl;
 }
 
+inline void write_asked_header(std::ostream& out) {
+  out << "policy,budget,slots,file,metric,prompts,score,score_se" << std::endl;
+}
+
 /// A row for each policy and budget, flushed.
 inline void write_tasks_csv(std::ostream& out, const plan& todo, const task_outcome& t) {
   const auto field = [](const std::optional<double>& x) {

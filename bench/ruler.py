@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Prompts in the manner of RULER (Hsieh et al. 2024, arXiv 2404.06654) for `evaluate --prompts`.
+
+python3 bench/ruler.py DIR --tokens 1000 --samples 20 --seed 1   writes DIR/TASK.jsonl of each task
+
+The tasks are those that lm-evaluation-harness names niah_single_1, niah_multikey_2, niah_multikey_3, ruler_vt,
+ruler_cwe and ruler_fwe, by their published definitions in words of our own: what is hidden, how often, what is asked
+and how it is scored (`contains`). Lengths are about: a run of up to six letters, a digit and a sign count one token.
+"""
+
+import argparse
+import json
+import random
+import re
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+NOISE = "The meadow is green. The sea is blue. The moon is pale. On we walk. Back we come."
+
+
+def tokens(text: str) -> int:
+    return len(re.findall(r"[^\W\d_]{1,6}|\d|[^\w\s]|_", text))
+
+
+def filled(most: int, make: Callable[[int], str]) -> str:
+    """`make(n)` of the largest n that has no more than `most` tokens."""
+    least, above = 1, 2
+    while tokens(make(above)) <= most:
+        above *= 2
+    while above - least > 1:
+        middle = (least + above) // 2
+        least, above = (middle, above) if tokens(make(middle)) <= most else (least, middle)
+    return make(least)
+
+
+def hidden(draw: random.Random, lines: list[str], facts: list[str]) -> list[str]:
+    """The facts, in their order, at random places between the lines."""
+    places = sorted(draw.choices(range(len(lines) + 1), k=len(facts)))
+    for place, fact in reversed(list(zip(places, facts))):
+        lines = [*lines[:place], fact, *lines[place:]]
+    return lines
+
+
+def number_of(key: str, value: str) -> str:
+    return f"The special number of {key} is: {value}."
+
+
+def asked_number(key: str) -> str:
+    return f"\nWhat is the special number of {key} in the text above?\nThe special number of {key} is:"
+
+
+def niah_single_1(draw: random.Random, words: list[str], most: int) -> dict:
+    """One word's number in sentences that repeat."""
+    key, value, place = draw.choice(words), str(draw.randrange(1_000_000, 10_000_000)), draw.random()
+
+    def text(n: int) -> str:
+        lines = [NOISE] * n
+        lines.insert(int(place * (n + 1)), number_of(key, value))
+        return "A special number is hidden in this text. Remember it.\n" + "\n".join(lines)
+
+    return {"context": filled(most, text), "question": asked_number(key), "answers": [value]}
+
+
+def multikey(draw: random.Random, most: int, pair: Callable[[], tuple[str, str]]) -> dict:
+    """Nothing but such facts; one of them is asked for."""
+    pairs: list[tuple[str, str]] = []
+
+    def text(n: int) -> str:
+        while len(pairs) < n:
+            pairs.append(pair())
+        lines = [number_of(*p) for p in pairs[:n]]
+        return "Special numbers are hidden in this text. Remember them.\n" + "\n".join(lines)
+
+    context = filled(most, text)
+    key, value = pairs[draw.randrange(context.count("\n"))]
+    return {"context": context, "question": asked_number(key), "answers": [value]}
+
+
+def niah_multikey_2(draw: random.Random, words: list[str], most: int) -> dict:
+    """Keys are two words, values seven digits."""
+    keys = iter(draw.sample([f"{a}-{b}" for a in words[::40] for b in words[1::40]], 4 * most))
+    return multikey(draw, most, lambda: (next(keys), str(draw.randrange(1_000_000, 10_000_000))))
+
+
+def niah_multikey_3(draw: random.Random, _words: list[str], most: int) -> dict:
+    """Keys and values are UUIDs."""
+
+    def one() -> str:
+        return str(uuid.UUID(int=draw.getrandbits(128), version=4))
+
+    return multikey(draw, most, lambda: (one(), one()))
+
+
+def vt(draw: random.Random, _words: list[str], most: int) -> dict:
+    """Variable tracking: one chain of four hops in sentences that repeat; all five names are wanted."""
+    names = ["".join(draw.choices("ABCDEFGHIJKLMNOPQRSTUVWXYZ", k=5)) for _ in range(5)]
+    value, seed = str(draw.randrange(10_000, 100_000)), draw.random()
+    facts = [f"VAR {names[0]} = {value}", *(f"VAR {b} = VAR {a}" for a, b in zip(names, names[1:]))]
+
+    def text(n: int) -> str:
+        lines = hidden(random.Random(seed), [NOISE] * n, facts)
+        return "Variables are assigned in this text. Keep track of them.\n" + "\n".join(lines)
+
+    question = (
+        f"\nWhich variables have the value {value}, directly or by other variables? There are 5 of them.\n"
+        f"These variables have the value {value}:"
+    )
+    return {"context": filled(most, text), "question": question, "answers": names}
+
+
+def counted(draw: random.Random, words: list[str], begin: str) -> str:
+    draw.shuffle(words)
+    return begin + " ".join(f"{i}. {word}" for i, word in enumerate(words, 1))
+
+
+def cwe(draw: random.Random, words: list[str], most: int) -> dict:
+    """Ten words come thirty times each, all others three times."""
+    chosen, seed = draw.sample(words, len(words)), draw.random()
+    often = max(1, min(30, most // 60))  # of short texts less often
+
+    def text(n: int) -> str:
+        listed = chosen[:10] * often + chosen[10 : 10 + n] * max(1, often // 10)
+        return counted(random.Random(seed), listed, "Remember which words of this list are most frequent.\n")
+
+    question = "\nWhich are the 10 most frequent words of the list?\nThe 10 most frequent words are:"
+    return {"context": filled(most, text), "question": question, "answers": chosen[:10]}
+
+
+def fwe(draw: random.Random, _words: list[str], most: int) -> dict:
+    """Coded words as often as rank^-2 says; the first are dots, the next three are wanted."""
+    coded = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(50)]
+    coded[0], seed = "...", draw.random()
+
+    def text(n: int) -> str:
+        listed = [word for rank, word in enumerate(coded, 1) for _ in range(round(n / rank**2))]
+        random.Random(seed).shuffle(listed)
+        return "Count how often each coded word of this text occurs; leave the dots out.\n" + " ".join(listed)
+
+    question = "\nWhich are the three most frequent coded words?\nThe three most frequent coded words are:"
+    return {"context": filled(most, text), "question": question, "answers": coded[1:4]}
+
+
+TASKS = [niah_single_1, niah_multikey_2, niah_multikey_3, vt, cwe, fwe]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tokens", type=int, default=1000, help="of a context, about")
+    parser.add_argument("--samples", type=int, default=20, help="of each task")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--text", type=Path, default=ROOT / "examples/models/held-out.txt", help="whose words are used")
+    options = parser.parse_args()
+    words = sorted(set(re.findall(r"\b[a-z]{5,8}\b", options.text.read_text())))
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for task in TASKS:
+        with (options.folder / f"{task.__name__}.jsonl").open("w") as out:
+            for i in range(options.samples):
+                draw = random.Random(f"{options.seed} {task.__name__} {i}")
+                out.write(json.dumps(task(draw, words, options.tokens)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
