@@ -5,16 +5,16 @@
 #include <algorithm>  // std::ranges::find
 #include <utility>    // std::exchange
 
-#include "kvmeld/compress/observe_calls.hpp"
 #include "kvmeld/compress/saved_heads.hpp"
+#include "kvmeld/compress/seal_calls.hpp"
 
 namespace kvmeld::inline v0::detail {
 
 /// What `compressor` says of each call is not said again here.
 template <policy P>
-class request_calls : protected observe_calls<P> {
+class request_calls : protected seal_calls<P> {
  protected:
-  using base = observe_calls<P>;
+  using base = seal_calls<P>;
   using base::base;
   using base::kv_, base::heads_, base::of, base::by_policy, base::drafts_;
   using typename base::drafted, typename base::leaving, typename base::lease,
@@ -115,26 +115,10 @@ class request_calls : protected observe_calls<P> {
     }
   }
 
-  void seal(index_t request, index_t tokens) {
-    this->expect_between("seal", request);
-    const std::vector<index_t> heads = this->heads_of("seal", request);
-    std::vector<index_t> sealed;
-    for (const index_t h : heads) {
-      sealed.push_back(expect_seal(h, tokens));
-    }
-    for (std::size_t i = 0; i < heads.size(); ++i) {
-      const index_t h = heads[i];
-      if (of(h).sealed != sealed[i]) {
-        of(h).state.clear();
-        hold_to(h, this->decode_limit(h, this->slots_of(h), sealed[i]), sealed[i]);
-      }
-    }
-  }
-
   void clear(index_t request) {
     for (const index_t h : this->heads_of("clear", request)) {
       kvmeld::clear(kv_.head(h), of(h).state);
-      hold_to(h, this->decode_limit(h, this->slots_of(h)), 0);
+      this->hold_to(h, this->decode_limit(h, this->slots_of(h)), 0);
       kv_.count_pages(h);
     }
     drafts_[as_size(request)].clear();
@@ -155,7 +139,7 @@ class request_calls : protected observe_calls<P> {
     for (std::size_t i = 0; i < source.size(); ++i) {
       const index_t a = source[i], b = target[i];
       kvmeld::copy(kv_.head(a), of(a).state, kv_.head(b), of(b).state);
-      hold_to(b, of(a).limit, of(a).sealed);
+      this->hold_to(b, of(a).limit, of(a).sealed);
     }
     drafts_[as_size(to)].clear();
   }
@@ -199,7 +183,7 @@ class request_calls : protected observe_calls<P> {
     from.finish();
     or_recount(heads.list, [&] { load_heads(in, heads); });
     for (std::size_t i = 0; i < heads.list.size(); ++i) {
-      hold_to(heads.list[i], heads.limits[i], heads.sealed[i]);
+      this->hold_to(heads.list[i], heads.limits[i], heads.sealed[i]);
     }
     drafts_[as_size(request)].clear();
   }
@@ -231,44 +215,6 @@ class request_calls : protected observe_calls<P> {
     ~rows_taken_back() { head.restore(length, next_position); }
   };
 
-  /// The slots of head `h` that the seal of a request's first `tokens` tokens is of.
-  index_t expect_seal(index_t h, index_t tokens) const {
-    const head_ref head = kv_.head(h);
-    const one_head& one = of(h);
-    const index_t n = head.length();
-    expects(tokens >= 0 && tokens <= head.next_position(), "seal: expected 0 to ",
-            head.next_position(), " tokens (those appended), got ", tokens);
-    index_t sealed = 0;
-    while (sealed < n && head.position(sealed) < tokens) {
-      ++sealed;
-    }
-    for (index_t s = sealed; s < n; ++s) {
-      expects(head.position(s) >= tokens, "seal: expected the slots of the first ", tokens,
-              " tokens before all others, got token ", head.position(s), " in slot ", s,
-              " of head ", h, " (steps put new tokens into freed slots)");
-    }
-    expects(sealed >= one.sealed, "seal: expected at least the ", one.sealed,
-            " slots that are sealed already in head ", h, ", got ", sealed);
-    if (sealed > one.sealed) {
-      by_policy(h, [](const auto& p) { expect_seals("seal: ", p); });
-      expects(sealed % head.page_slots() == 0, "seal: expected whole pages of ", head.page_slots(),
-              " slots, got ", sealed, " slots in head ", h);
-      expects(one.sealed + one.state.length() <= sealed, "seal: expected tokens after the first ",
-              tokens, " that were not measured yet, got ", one.sealed + one.state.length() - sealed,
-              " in head ", h);
-      expect_room("seal", h, sealed, one.limit);
-      this->expect_given_sealed("seal", h);
-    }
-    return sealed;
-  }
-  /// Refused: a head without room for a budget and a token behind `sealed` slots.
-  void expect_room(const char* call, index_t h, index_t sealed, const budget& limit) const {
-    const std::int64_t least = sealed + this->least_capacity(h, limit);
-    expects(errc::no_capacity, least <= kv_.head(h).capacity(), call,
-            ": expected a capacity of at least ", least,
-            " slots (sealed, budget and the new token), got ", kv_.head(h).capacity());
-  }
-
   /// What a refusal has counted as pages in use of heads is not.
   void or_recount(const std::vector<index_t>& heads, const auto& call) {
     try {
@@ -278,14 +224,6 @@ class request_calls : protected observe_calls<P> {
                         [&](index_t i) { return heads[as_size(i)]; });
       throw;
     }
-  }
-
-  /// What a head decodes within from now on, without a prompt that has begun, behind its seal.
-  void hold_to(index_t h, const budget& limit, index_t sealed) {
-    of(h).limit = limit;
-    of(h).sealed = sealed;
-    of(h).held.release();
-    this->leave(h);
   }
 
   /// One request's heads, as they are saved.

@@ -22,8 +22,8 @@ namespace kvmeld::inline v0 {
 ///   merge   ω_j = w_j / Σ w    k = r Σ ω k    v = Σ ω v             eqs. 7, 25, 26
 ///           r and the slot's β as `vote_merge` has them; its S is A − β, A = ln Σ w: it weighs
 ///           what its members weighed
-/// The paper does not define the selection. A prompt is merged first, then evicted (table 3): in
-/// descending order of w, each slot joins its most similar leader or becomes one.
+/// A prompt is merged first, then evicted (table 3): in descending order of w, each slot joins its
+/// most similar leader or becomes one. Appendix B.3's layer budgets are not a policy's.
 struct keepkv {
   /// The authors' code never scales keys (r = 1, β = P), and estimates s by its mean over a window.
   enum class mode { paper, code };
