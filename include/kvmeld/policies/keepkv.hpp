@@ -36,8 +36,7 @@ struct keepkv {
   float decay = 0.9F;       ///< a of the moving average, in [0, 1); ours; 0: the present query only
   bool merge_first = true;  ///< a prompt that comes with its queries, in paper mode
   float epsilon = 1e-6F;    ///< code: added to the mean of s
-  /// Code: weight of the window's latest query in the selection; the first has 1. The authors: 1.2.
-  float distance_weight = 1;
+  float distance_weight = 1;  ///< code: of the window's latest query in selection; the authors: 1.2
 
   static constexpr std::string_view name() { return "keepkv"; }
   attention_support supports() const {
