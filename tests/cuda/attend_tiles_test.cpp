@@ -66,6 +66,23 @@ TEST_CASE("splits follow heads and slots, and fill no second wave by a little") 
   CHECK(splits_of(1, 1 << 20) == 128);
   CHECK(splits_of(0, 100) == 1);
   CHECK(splits_of(1 << 20, 1 << 20) == 128);
+  CHECK(splits_of(100, 1024, 216) == 2);  // an A100
+  CHECK(splits_of(150, 1024, 216) == 1);
+}
+
+TEST_CASE("a workspace for all heads and slots has room for the splits of fewer") {
+  for (const std::int64_t at_once : {100, 216, 396}) {
+    for (const index_t heads : {1, 7, 8, 63, 256, 1000}) {
+      for (const index_t capacity : {1, 130, 1025, 4096, 32768, 1 << 19}) {
+        const auto parts = [&](index_t h, index_t c) { return h * splits_of(h, c, at_once); };
+        const auto room = static_cast<index_t>(
+            detail::most_parts(heads, capacity, splits_of(heads, capacity, at_once), at_once));
+        for (index_t fewer = 1; fewer <= heads; fewer += 1 + fewer / 9) {
+          CHECK((parts(fewer, capacity) <= room && parts(fewer, capacity / 3 + 1) <= room));
+        }
+      }
+    }
+  }
 }
 
 /// One call on numbers of the test's own.

@@ -210,6 +210,8 @@ TEST_CASE("column sums on tensor cores take every group, in tiles and in parts")
   both({.heads = 3, .capacity = 290, .dim = 128}, {.count = 7, .window = 3}, {290, 1, 0});
   both({.heads = 3, .capacity = 130, .dim = 72, .group = 3}, {.count = 130, .active = {2, 0}},
        {129, 130, 33});
+  both({.heads = 3, .capacity = 60, .dim = 40, .group = 2}, {.count = 20, .active = {2, 0}},
+       {60, 47, 33});
   CHECK(detail::column_parts(257, 256, 4096) == 1);
 }
 

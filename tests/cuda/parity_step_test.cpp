@@ -127,5 +127,29 @@ TEST_CASE("step: a head without room gives NaN and stays as it is") {
   CHECK(kv.length[0] == 9);
 }
 
+TEST_CASE("step: a head with more slots than the view's capacity is one without room") {
+  for (const budget limit : {budget{.slots = 8}, budget{.slots = 8, .trigger = 10}}) {
+    device_cache<float> kv({.heads = 2, .capacity = 400, .dim = 32}, {390, 8}, 1,
+                           {slot_reduce::sum});
+    const auto view = kv.view().with_capacity(10);
+    const auto keys = kv.keys.bytes();
+    device_buffer<float> x(64, 0), out(64, 0);
+    device_buffer<unsigned char> memory(workspace_bytes(h2o{}, view));
+    CHECK(memory.size() < workspace_bytes(h2o{}, kv.view()) / 10);
+    policy_calls<h2o, float>::step({}, view, kv.state, x.data(), {x.data(), x.data()}, limit,
+                                   out.data(), {memory.data(), memory.size()}, order());
+    CHECK(out[0] != out[0]);
+    CHECK(out[32] == out[32]);
+    CHECK(std::equal(keys.begin(), keys.begin() + 400 * 32 * 4, kv.keys.bytes().begin()));
+    CHECK(kv.length[0] == 390);
+    CHECK(kv.length[1] == (limit.trigger > 0 ? 9 : 8));
+    CHECK(memory.intact());
+    kv.check_guards();
+  }
+  device_cache<float> kv({.heads = 1, .capacity = 9, .dim = 32}, {9}, 1);
+  CHECK_THROWS_WITH(kv.view().with_capacity(10),
+                    Catch::Contains("expected a capacity of 1 to 9 slots, got 10"));
+}
+
 }  // namespace
 }  // namespace kvmeld::cuda

@@ -18,7 +18,8 @@ state_view allocate_state(workspace_allocator& from, const Policy& policy,
   const auto columns = columns_of(policy);
   expects(columns.size() <= max_columns, "cuda state: expected ", Policy::name(), " with at most ",
           max_columns, " columns, got ", columns.size());
-  const std::size_t floats = memory_of(policy, cache), slots = shape_of(cache).slots();
+  const std::size_t floats = memory_of(policy, cache), heads = shape_of(cache).all_heads(),
+                    slots = heads * static_cast<std::size_t>(cache.stride());
   expects(floats < 1U << 30, "cuda state: expected ", Policy::name(),
           " with fewer than 2^30 floats of ", "memory per head, got ", floats);
   for (const auto& column : columns) {
@@ -26,12 +27,12 @@ state_view allocate_state(workspace_allocator& from, const Policy& policy,
     ++state.count;
   }
   state.columns = from.take<float>(columns.size() * slots);
-  state.head_stride = cache.capacity;
+  state.head_stride = cache.stride();
   state.column_stride = static_cast<std::ptrdiff_t>(slots);
-  state.memory = from.take<float>(shape_of(cache).all_heads() * floats);
+  state.memory = from.take<float>(heads * floats);
   state.floats = static_cast<index_t>(floats), state.memory_stride = state.floats;
   if constexpr (predicts_evicted<decltype(detail::rule_of(policy, cache))>) {
-    state.predicted = from.take<index_t>(shape_of(cache).all_heads() * compared_rows);
+    state.predicted = from.take<index_t>(heads * compared_rows);
   }
   return state;
 }
@@ -50,7 +51,7 @@ std::size_t state_bytes(const Policy& policy, const cache_view<Scalar>& cache) {
 template <class Scalar>
 void clear(const state_view& state, const cache_view<Scalar>& cache, stream stream) {
   check(cache), check(state, cache, 0, static_cast<std::size_t>(state.floats), "cuda clear");
-  const index_t most = state.floats > cache.capacity ? state.floats : cache.capacity;
+  const index_t most = state.floats > cache.stride() ? state.floats : cache.stride();
   const index_t blocks = (most + 1023) / 1024;
   launch(detail::clear_state<Scalar>{cache, state},
          {cache.blocks(), static_cast<unsigned>(blocks < 256 ? blocks : 256)}, stream);

@@ -94,7 +94,9 @@ struct cache_case {
   float scale = 0.125F;
   index_t page = 4;              ///< slots of a page
   const rotary* rope = nullptr;  ///< of the keys, for the CPU's library; null: as the fixtures
+  index_t spare = 0;             ///< of `cache_view`
 
+  index_t stride() const { return capacity + spare; }
   /// Heads that share a sequence's slots, or its pages: all, or two of an even number.
   index_t together() const { return !paged && !sequences ? 1 : heads % 2 == 0 ? 2 : heads; }
 };
@@ -155,6 +157,9 @@ struct device_cache {
       table.host()[i] = p;
     }
     for (index_t h = 0; h < c.heads; ++h) {
+      for (index_t s = c.capacity; s < c.stride(); ++s) {  // nobody reads these
+        log_mass[at(h, s)] = NAN, position[at(h, s)] = -1;
+      }
       for (index_t s = 0; s < c.capacity; ++s) {
         log_mass[at(h, s)] = 0.25F * static_cast<float>(random.below(4));
         position[at(h, s)] = s;
@@ -167,7 +172,7 @@ struct device_cache {
     state = {.columns = columns.data(),
              .count = static_cast<index_t>(folds.size()),
              .column_stride = static_cast<std::ptrdiff_t>(slots()),
-             .head_stride = c.capacity,
+             .head_stride = c.stride(),
              .memory = memory.data(),
              .floats = floats,
              .memory_stride = floats,
@@ -178,8 +183,8 @@ struct device_cache {
     }
   }
 
-  std::size_t slots() const { return static_cast<std::size_t>(shape.heads * shape.capacity); }
-  std::ptrdiff_t at(index_t h, index_t s) const { return std::ptrdiff_t{h} * shape.capacity + s; }
+  std::size_t slots() const { return static_cast<std::size_t>(shape.heads * shape.stride()); }
+  std::ptrdiff_t at(index_t h, index_t s) const { return std::ptrdiff_t{h} * shape.stride() + s; }
   float& column(index_t c, index_t h, index_t s) {
     return columns[static_cast<std::ptrdiff_t>(slots()) * c + at(h, s)];
   }
@@ -215,7 +220,10 @@ struct device_cache {
             shape.dim,
             shape.group,
             shape.scale,
-            spec};
+            spec,
+            nullptr,
+            0,
+            shape.spare};
   }
 
   void check_guards() const {

@@ -75,10 +75,10 @@
 /// Registers have no addresses: a loop over an array of them carries `KVMELD_UNROLL`. Instructions
 /// that run once are read from memory: a loop that is to stay short carries `KVMELD_ROLLED`.
 ///
-/// `stream`, `fits`, `launch` and `launch_early` are the host's side: asynchronous, and
-/// `cuda_error` when refused. A kernel launched early may begin while the launch before it still
-/// runs, once all that one's blocks have called `let_next_start` or ended; every thread calls
-/// `wait_for_previous` before it touches what that launch touches.
+/// `stream`, `fits`, `blocks_at_once`, `launch` and `launch_early` are the host's side:
+/// asynchronous, and `cuda_error` when refused. A kernel launched early may begin while the launch
+/// before it still runs, once all that one's blocks have called `let_next_start` or ended; every
+/// thread calls `wait_for_previous` before it touches what that launch touches.
 #pragma once
 
 #include "kvmeld/detail/arithmetic.hpp"

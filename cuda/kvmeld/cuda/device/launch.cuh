@@ -130,6 +130,15 @@ bool fits() {
              detail::attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin));
 }
 
+/// Blocks of so many bytes of shared memory that the device runs at once, at least one.
+inline int blocks_at_once(std::size_t shared) {
+  const int of_processor =
+      detail::attribute_of_device(cudaDevAttrMaxSharedMemoryPerMultiprocessor) /
+      static_cast<int>(shared + 1024);
+  const int processors = detail::attribute_of_device(cudaDevAttrMultiProcessorCount);
+  return processors * (of_processor > 1 ? of_processor : 1);
+}
+
 /// Runs `kernel` on every block of `blocks`, in the order of `stream`; an empty grid does nothing.
 template <class Kernel>
 void launch(const Kernel& kernel, extent blocks, stream stream) {

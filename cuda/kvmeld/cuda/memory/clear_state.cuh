@@ -21,7 +21,7 @@ struct clear_state {
     const index_t first = static_cast<index_t>(block_index().y) * threads + thread_index();
     const index_t step = static_cast<index_t>(grid().y) * threads;
     for (index_t c = 0; c < state.count; ++c) {
-      for (index_t s = first; s < cache.capacity; s += step) {
+      for (index_t s = first; s < cache.stride(); s += step) {
         state.column(c, h)[s] = state.initial[c];
       }
     }

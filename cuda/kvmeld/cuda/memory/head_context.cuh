@@ -16,7 +16,7 @@ struct head_context {
   float* memory;
   index_t newest;        ///< the latest position
   index_t head;          ///< which one it is
-  std::ptrdiff_t first;  ///< its slot 0 in arrays `[heads, capacity]`
+  std::ptrdiff_t first;  ///< its slot 0 in a call's own arrays `[heads, capacity]`
 
   KVMELD_DEVICE float& column(index_t c, index_t s) const { return columns[c * stride + s]; }
 };
@@ -24,8 +24,8 @@ struct head_context {
 template <class Scalar>
 KVMELD_DEVICE head_context context_of(const cache_view<Scalar>& cache, const state_view& state,
                                       index_t h, index_t newest) {
-  return {cache.position + cache.slot(h, 0),
-          cache.log_mass + cache.slot(h, 0),
+  return {cache.position_of(h),
+          cache.log_mass_of(h),
           state.columns_of(h),
           state.column_stride,
           state.memory_of(h),
@@ -40,7 +40,7 @@ KVMELD_DEVICE index_t newest_of(of_warps<index_t, Threads>& shared, const cache_
                                 index_t h, index_t n) {
   index_t newest = -1;
   for (index_t s = thread_index(); s < n; s += Threads) {
-    const index_t p = cache.position[cache.slot(h, s)];
+    const index_t p = cache.position_of(h)[s];
     newest = p > newest ? p : newest;
   }
   return block_max(shared, newest);

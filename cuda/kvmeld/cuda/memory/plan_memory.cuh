@@ -17,6 +17,7 @@ struct work_shape {
   index_t before = 0;   ///< queries of the same prompt right before those
   index_t active = 0;   ///< heads that a call runs
   index_t scalar_bytes = 4;
+  index_t stride = 0;  ///< slots of a head in its cache and state, at least the capacity
 
   std::size_t all_heads() const { return static_cast<std::size_t>(heads); }
   std::size_t slots() const { return all_heads() * static_cast<std::size_t>(capacity); }
@@ -33,7 +34,8 @@ work_shape shape_of(const cache_view<Scalar>& cache, index_t queries = 0, index_
           target,
           before,
           static_cast<index_t>(cache.blocks()),
-          static_cast<index_t>(sizeof(Scalar))};
+          static_cast<index_t>(sizeof(Scalar)),
+          cache.stride()};
 }
 
 /// Floats between rows of a scratch matrix: rows begin at multiples of 16 bytes.

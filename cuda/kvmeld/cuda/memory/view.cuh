@@ -35,8 +35,8 @@ struct cache_view {
   using scalar = Scalar;
 
   plane<Scalar> keys, values;
-  float* log_mass = nullptr;         ///< [heads, capacity]
-  index_t* position = nullptr;       ///< [heads, capacity]
+  float* log_mass = nullptr;         ///< [heads, stride()]
+  index_t* position = nullptr;       ///< [heads, stride()]
   index_t* length = nullptr;         ///< [heads] slots in use
   index_t* next_position = nullptr;  ///< [heads] tokens ever appended
   index_t heads = 0;
@@ -67,7 +67,28 @@ struct cache_view {
   /// This block's head.
   KVMELD_DEVICE index_t head() const { return active_heads{active}.head(); }
 
-  /// In arrays [heads, capacity].
+  /// Slots of `log_mass`, `position` and a state after each head's `capacity`, which calls leave
+  /// alone.
+  index_t spare = 0;
+
+  /// The first `slots` slots of each head alone, where no head has more: launches and workspaces
+  /// are sized by these, and a head that has more is one without room.
+  cache_view with_capacity(index_t slots) const {
+    expects(slots >= 1 && slots <= stride(), "cuda: expected a capacity of 1 to ", stride(),
+            " slots, got ", slots);
+    cache_view x = *this;
+    x.spare = stride() - slots, x.capacity = slots;
+    return x;
+  }
+  /// Slots that a head has in arrays of the cache and of its state.
+  KVMELD_HD index_t stride() const { return capacity + spare; }
+  /// Of head `h`, slot 0.
+  KVMELD_HD float* log_mass_of(index_t h) const { return log_mass + std::ptrdiff_t{h} * stride(); }
+  KVMELD_HD index_t* position_of(index_t h) const {
+    return position + std::ptrdiff_t{h} * stride();
+  }
+
+  /// In a call's own arrays [heads, capacity].
   KVMELD_HD std::ptrdiff_t slot(index_t h, index_t s) const {
     return std::ptrdiff_t{h} * capacity + s;
   }
@@ -148,6 +169,7 @@ void check(const cache_view<Scalar>& cache) {
   expects(cache.heads >= 0 && cache.capacity >= 1 && cache.capacity <= max_capacity,
           "cuda: expected at least 0 heads and a capacity of 1 to ", max_capacity, " slots, got ",
           cache.heads, " heads and ", cache.capacity, " slots");
+  expects(cache.spare >= 0, "cuda: expected at least 0 spare slots, got ", cache.spare);
   expects(cache.keys.data != nullptr && cache.values.data != nullptr && cache.log_mass != nullptr &&
               cache.position != nullptr && cache.length != nullptr &&
               cache.next_position != nullptr,
@@ -162,8 +184,8 @@ void check(const state_view& state, const cache_view<Scalar>& cache, index_t col
           columns, " to ", max_columns, " columns, got ", state.count);
   if (state.count > 0) {
     expects(state.columns != nullptr, what, ": expected the columns of a state, got null");
-    expects(state.column_stride >= cache.capacity && state.head_stride >= cache.capacity, what,
-            ": expected a column_stride and a head_stride of at least ", cache.capacity, ", got ",
+    expects(state.column_stride >= cache.stride() && state.head_stride >= cache.stride(), what,
+            ": expected a column_stride and a head_stride of at least ", cache.stride(), ", got ",
             state.column_stride, " and ", state.head_stride);
   }
   if (floats > 0) {

@@ -15,13 +15,14 @@ namespace detail {
 
 inline constexpr index_t most_splits = 128;
 
-/// What the first launch writes for the second.
+/// What the first launch writes for the second. What is large is of the heads that a call runs, by
+/// place (`[places]`).
 struct partial_attention {
   index_t* tickets;           // [heads] blocks of a launch that are done
-  float* logits;              // [heads, capacity, group], or null: they are not observed
-  float* max;                 // [heads, splits, group] of the logits
-  float* sum;                 // [heads, splits, group] Σ exp(ℓ − max)
-  float* out;                 // [heads, splits, group, out_pitch(dim)] Σ exp(ℓ − max) v
+  float* logits;              // [places, capacity, group], or null: they are not observed
+  float* max;                 // [places, splits, group] of the logits
+  float* sum;                 // [places, splits, group] Σ exp(ℓ − max)
+  float* out;                 // [places, splits, group, out_pitch(dim)] Σ exp(ℓ − max) v
   unsigned long long* best;   // [heads, near_tiles] best candidate of each tile of a launch
   index_t* victims;           // [heads] the slot that a third launch removes; −1: none
   unsigned long long* found;  // [heads] what attention has found most like it, of ems; 0: nothing
@@ -32,16 +33,24 @@ struct partial_attention {
   /// The state's slots that may be evicted next, `compared_rows` a head; null: none is compared.
   index_t* predicted;
   index_t predicted_stride;
-  unsigned long long* nearest;  // [heads, splits, compared_rows] the nearest of each
+  unsigned long long* nearest;  // [places, splits, compared_rows] the nearest of each
   unsigned long long* lowest;   // [heads, tiles, compared_rows] a tile's first to be evicted next
 
   /// Whole vectors of four, so that one way of reading them is enough.
   KVMELD_HD static index_t out_pitch(index_t dim) { return (dim + 3) / 4 * 4; }
+  template <class Scalar>
+  KVMELD_DEVICE float* logits_of(const cache_view<Scalar>& cache, index_t s) const {
+    // 2^32 slots would be 16 GiB of logits per query head: an offset is one register.
+    const unsigned slot =
+        static_cast<unsigned>(place_of_block()) * static_cast<unsigned>(cache.capacity) +
+        static_cast<unsigned>(s);
+    return logits + static_cast<std::size_t>(slot) * static_cast<std::size_t>(cache.group);
+  }
   KVMELD_DEVICE unsigned long long* best_of(index_t h) const {
     return best + std::ptrdiff_t{h} * near_tiles;
   }
-  KVMELD_DEVICE unsigned long long* nearest_of(index_t h, index_t split) const {
-    return nearest + (std::ptrdiff_t{h} * splits + split) * compared_rows;
+  KVMELD_DEVICE unsigned long long* nearest_of(index_t split) const {
+    return nearest + (std::ptrdiff_t{place_of_block()} * splits + split) * compared_rows;
   }
   KVMELD_DEVICE unsigned long long* lowest_of(index_t h, index_t tile) const {
     return lowest + (std::ptrdiff_t{h} * tiles + tile) * compared_rows;
@@ -72,12 +81,14 @@ struct slot_tile {
   }
 };
 
+/// Blocks of attention that the device runs at once: of 70 KiB of shared memory each.
+inline index_t attention_blocks() { return blocks_at_once(70 * 1024); }
+
 /// Blocks of 512 slots, which repay their start; fewer slots, down to 128, where heads are few; and
-/// no second wave of blocks that is mostly empty. As measured on an H100, whose 132 multiprocessors
-/// run 3 blocks each; by shape alone, so that the bytes are the same whatever the device.
-inline index_t splits_of(index_t heads, index_t capacity) {
-  constexpr std::int64_t at_once = 132 * 3, filled = at_once * 2 / 3;
-  const std::int64_t n = heads < 1 ? 1 : heads;
+/// no second wave of blocks that is mostly empty. As measured on an H100, which runs 396 at once.
+inline index_t splits_of(index_t heads, index_t capacity,
+                         std::int64_t at_once = attention_blocks()) {
+  const std::int64_t filled = at_once * 2 / 3, n = heads < 1 ? 1 : heads;
   std::int64_t splits = capacity / 512;
   splits = splits * n < filled ? filled / n : splits;
   splits = splits > capacity / 128 ? capacity / 128 : splits;
@@ -85,26 +96,36 @@ inline index_t splits_of(index_t heads, index_t capacity) {
   return splits < 1 ? 1 : splits > most_splits ? most_splits : static_cast<index_t>(splits);
 }
 
+/// Splits of all heads, and room for those of any fewer heads or slots: one workspace serves them.
+inline std::size_t most_parts(index_t heads, index_t capacity, index_t splits,
+                              std::int64_t at_once) {
+  const std::int64_t of_head = capacity < 128 ? 1 : capacity / 128, n = heads,
+                     few = n * of_head < at_once ? n * of_head : at_once;
+  return static_cast<std::size_t>(few > n * splits ? few : n * splits);
+}
+
 inline void allocate(partial_attention& p, workspace_allocator& from, const work_shape& shape) {
-  p.tickets = from.take<index_t>(shape.all_heads());
-  p.splits = splits_of(shape.heads, shape.capacity);
+  const index_t at_once = attention_blocks();
+  p.splits = splits_of(shape.active, shape.capacity, at_once);
   p.tiles = (shape.capacity + slots_a_tile - 1) / slots_a_tile;
   p.near_tiles = (shape.capacity + slots_a_near_tile - 1) / slots_a_near_tile;
-  const std::size_t n = shape.all_heads(), g = static_cast<std::size_t>(shape.group);
-  const auto parts = n * static_cast<std::size_t>(p.splits) * g;
-  p.logits = from.take<float>(shape.slots() * g);
-  p.max = from.take<float>(parts);
-  p.sum = from.take<float>(parts);
-  p.out = from.take<float>(parts * static_cast<std::size_t>(p.out_pitch(shape.dim)));
+  const auto all = shape.all_heads(), places = static_cast<std::size_t>(shape.active),
+             g = static_cast<std::size_t>(shape.group),
+             parts = most_parts(shape.active, shape.capacity, p.splits, at_once);
+  p.tickets = from.take<index_t>(all);
+  p.logits = from.take<float>(places * static_cast<std::size_t>(shape.capacity) * g);
+  p.max = from.take<float>(parts * g);
+  p.sum = from.take<float>(parts * g);
+  p.out = from.take<float>(parts * g * static_cast<std::size_t>(p.out_pitch(shape.dim)));
   const index_t most_tiles = (shape.capacity + slots_a_fast_tile - 1) / slots_a_fast_tile;
-  p.best = from.take<unsigned long long>(n * static_cast<std::size_t>(most_tiles));
-  p.victims = from.take<index_t>(n);
-  p.found = from.take<unsigned long long>(n);
+  p.best = from.take<unsigned long long>(all * static_cast<std::size_t>(most_tiles));
+  p.victims = from.take<index_t>(all);
+  p.found = from.take<unsigned long long>(all);
   p.predicted = nullptr;
-  const auto lists = [&](index_t of) {
-    return from.take<unsigned long long>(n * static_cast<std::size_t>(of * compared_rows));
+  const auto lists = [&](std::size_t of) {
+    return from.take<unsigned long long>(of * static_cast<std::size_t>(compared_rows));
   };
-  p.nearest = lists(p.splits), p.lowest = lists(p.tiles);
+  p.nearest = lists(parts), p.lowest = lists(all * static_cast<std::size_t>(p.tiles));
 }
 
 /// What a step works in: the splits' attention, then plans in the same memory.

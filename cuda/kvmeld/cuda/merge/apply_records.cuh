@@ -65,7 +65,7 @@ struct apply_records {
     KVMELD_UNROLL
     for (index_t u = 0; u < rows_at_once; ++u) {
       if (count[u] > 0) {
-        cache.log_mass[cache.slot(h, anchor[u])] = mass[u];
+        cache.log_mass_of(h)[anchor[u]] = mass[u];
       }
       const unsigned many = ballot(count[u] > very_many);
       if (lane() == 0) {
@@ -190,8 +190,8 @@ struct apply_records {
     KVMELD_UNROLL
     for (index_t u = 0; u < rows_at_once; ++u) {
       if (from[u] != row(r0, u)) {
-        mass[u] = cache.log_mass[cache.slot(h, from[u])];
-        where[u] = cache.position[cache.slot(h, from[u])];
+        mass[u] = cache.log_mass_of(h)[from[u]];
+        where[u] = cache.position_of(h)[from[u]];
         x[u] = of_slot(from[u]);
       }
     }
@@ -199,7 +199,7 @@ struct apply_records {
     KVMELD_UNROLL
     for (index_t u = 0; u < rows_at_once; ++u) {
       if (const index_t r = row(r0, u); from[u] != r) {
-        cache.log_mass[cache.slot(h, r)] = mass[u], cache.position[cache.slot(h, r)] = where[u];
+        cache.log_mass_of(h)[r] = mass[u], cache.position_of(h)[r] = where[u];
         store(x[u], r);
       }
     }

@@ -82,7 +82,7 @@ void attend_and_observe(const Rule& rule, const cache_view<Scalar>& cache, const
     return call;
   };
   if constexpr (shares_entries<Rule>) {
-    const auto call = call_with(rule.masses(state, cache.capacity));
+    const auto call = call_with(rule.masses(state, cache.stride()));
     using masses = std::remove_cvref_t<decltype(call.masses)>;
     attention_that_observes<Scalar, Rule, masses, centres_in_tiles>{rule, call, state, options}
         .launch_all(stream);

@@ -104,12 +104,12 @@ struct observe_and_remove {
     const combine_splits<Scalar, threads, observing::outputs_at_once> splits{cache, from, out,
                                                                              log_sum_exp};
     if (Rule::observes || from.splits > 1) {
-      splits.weigh(shared.softmax, h, tile, known.full);
+      splits.weigh(shared.softmax, tile, known.full);
     }
     best_two next;
     const candidate first = slots(shared.softmax, known.stay, known.held, next);
-    sync_warp();                                   // slots may differ in what there was to observe
-    splits.write_output(shared.softmax, h, tile);  // now, when the logits' registers are free
+    sync_warp();                                // slots may differ in what there was to observe
+    splits.write_output(shared.softmax, tile);  // now, when the logits' registers are free
     if constexpr (!Rule::observes && !remembers<Rule>) {
       if (!options.appended) {
         return;
@@ -141,8 +141,8 @@ struct observe_and_remove {
     if (s < own.begin || s >= own.end || (s - own.begin) % threads != thread_index()) {
       return;
     }
-    cache.log_mass[head.first + s] = 0;
-    cache.position[head.first + s] = head.newest;
+    cache.log_mass_of(head.head)[s] = 0;
+    cache.position_of(head.head)[s] = head.newest;
     KVMELD_ROLLED
     for (index_t c = 0; c < state.count; ++c) {
       head.column(c, s) = state.initial[c];

@@ -145,9 +145,7 @@ struct observe_slots {
 
  private:
   /// Only where the rule reads them: other calls have none.
-  KVMELD_DEVICE const float* logits_of(index_t s) const {
-    return from.logits + (head.first + s) * cache.group;
-  }
+  KVMELD_DEVICE const float* logits_of(index_t s) const { return from.logits_of(cache, s); }
   template <class Softmax>
   KVMELD_DEVICE static float probability(Softmax& softmax, index_t g, float l) {
     return exp2_approx((l - softmax.max[g]) * log2_e) * softmax.inverse[g];

@@ -79,7 +79,7 @@ KVMELD_DEVICE inline candidate found_in_attention(const partial_attention& from,
     if (from.predicted_slot(h, r, n - 1) == removed) {
       KVMELD_ROLLED
       for (index_t p = lane(); p < from.splits; p += 32) {
-        const candidate c = from.nearest_of(h, p)[r];
+        const candidate c = from.nearest_of(p)[r];
         best = c > best ? c : best;
       }
     }

@@ -141,7 +141,7 @@ struct make_rows {
       float mass[own];
       KVMELD_UNROLL
       for (index_t u = 0; u < own; ++u) {
-        mass[u] = to[u] == slot[u] ? cache.log_mass[first + slot[u]] : 0.0F;
+        mass[u] = to[u] == slot[u] ? cache.log_mass_of(h)[slot[u]] : 0.0F;
       }
       index_t row = rows + before.a;
       KVMELD_UNROLL

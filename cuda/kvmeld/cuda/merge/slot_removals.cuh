@@ -22,8 +22,8 @@ KVMELD_DEVICE void move_slot(const cache_view<Scalar>& cache, const state_view& 
     head.column(thread_index(), to) = head.column(thread_index(), from);
   }
   if (thread_index() == 0) {
-    cache.log_mass[cache.slot(h, to)] = cache.log_mass[cache.slot(h, from)];
-    cache.position[cache.slot(h, to)] = cache.position[cache.slot(h, from)];
+    cache.log_mass_of(h)[to] = cache.log_mass_of(h)[from];
+    cache.position_of(h)[to] = cache.position_of(h)[from];
   }
 }
 
@@ -60,7 +60,7 @@ KVMELD_DEVICE void merge_slot(const cache_view<Scalar>& cache, const state_view&
                                      head.column(thread_index(), removed));
   }
   if (thread_index() == 0) {
-    cache.log_mass[cache.slot(h, into)] = how.log_mass;
+    cache.log_mass_of(h)[into] = how.log_mass;
   }
   sync_block();
 }

@@ -106,8 +106,8 @@ auto columns_of(const Policy& policy) {
 /// Floats of memory that a policy keeps of a head.
 template <class Policy, class Scalar>
 std::size_t memory_of(const Policy& policy, const cache_view<Scalar>& cache) {
-  if constexpr (requires { policy.memory(cache.dim, cache.group, cache.capacity); }) {
-    return policy.memory(cache.dim, cache.group, cache.capacity);
+  if constexpr (requires { policy.memory(cache.dim, cache.group, cache.stride()); }) {
+    return policy.memory(cache.dim, cache.group, cache.stride());
   } else {
     return 0;
   }

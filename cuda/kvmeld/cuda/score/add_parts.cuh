@@ -15,7 +15,7 @@ struct combine_log_sums {
 
   cache_view<Scalar> cache;
   Queries queries;
-  const float* partial;   // [parts, heads, group, count]
+  const float* partial;   // [parts, heads by place, group, count]
   std::ptrdiff_t stride;  // floats, part to part
   index_t parts;
   float* log_sum_exp;
@@ -27,7 +27,7 @@ struct combine_log_sums {
     if (i >= all || !queries.asks(h)) {
       return;
     }
-    const std::ptrdiff_t at = std::ptrdiff_t{h} * all + i;
+    const std::ptrdiff_t at = std::ptrdiff_t{place_of_block()} * all + i;
     float most = lowest_score, sum = 0;
     for (index_t k = 0; k < parts; ++k) {
       const float x = partial[k * stride + at];
@@ -37,7 +37,8 @@ struct combine_log_sums {
       const float x = partial[k * stride + at];
       sum += x == lowest_score ? 0.0F : exp2_approx((x - most) * log2_e);
     }
-    log_sum_exp[at] = sum == 0 ? lowest_score : most + log2_approx(sum) * ln_2;
+    log_sum_exp[std::ptrdiff_t{h} * all + i] =
+        sum == 0 ? lowest_score : most + log2_approx(sum) * ln_2;
   }
 };
 
@@ -49,7 +50,7 @@ struct add_parts {
 
   cache_view<Scalar> cache;
   Queries queries;
-  const float* partial;   // [parts, Numbers, heads, capacity]
+  const float* partial;   // [parts, Numbers, heads by place, capacity]
   std::ptrdiff_t stride;  // floats, number to number
   index_t parts;
   float* out[3];
@@ -68,7 +69,8 @@ struct add_parts {
       }
       float sum = 0;
       for (index_t k = 0; k < parts; ++k) {
-        const float x = partial[(std::ptrdiff_t{k} * Numbers + n) * stride + cache.slot(h, s)];
+        const float x =
+            partial[(std::ptrdiff_t{k} * Numbers + n) * stride + cache.slot(place_of_block(), s)];
         sum = !Largest ? sum + x : x > sum ? x : sum;
       }
       out[n][cache.slot(h, s)] = sum;

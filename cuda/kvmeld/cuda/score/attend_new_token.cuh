@@ -41,7 +41,7 @@ KVMELD_DEVICE void attend_new_token(const attention_call<Scalar, Masses>& call,
       const float logit =
           call.masses(call.cache, share.head, share.cached, shuffle(x, g % 8 * 4), 0.0F, observed);
       if (call.to.logits != nullptr && lane() < 4 && g < call.cache.group) {
-        call.to.logits[call.cache.slot(share.head, share.cached) * call.cache.group + g] = observed;
+        call.to.logits_of(call.cache, share.cached)[g] = observed;
       }
       max[t][j] = higher_of(lowest_score, logit);
       weights[t][j] = softmax_weight(logit, max[t][j]);

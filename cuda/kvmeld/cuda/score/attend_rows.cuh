@@ -70,8 +70,7 @@ struct attend_rows {
       KVMELD_UNROLL
       for (index_t u = 0; u < unroll; ++u) {
         const index_t s = base + (u * warps + warp()) * rows + lane() / lanes;
-        const float mass =
-            s < share.cached && s < share.end ? cache.log_mass[cache.slot(h, s)] : 0.0F;
+        const float mass = s < share.cached && s < share.end ? cache.log_mass_of(h)[s] : 0.0F;
         KVMELD_UNROLL
         for (index_t g = 0; g < Heads; ++g) {
           float dot = 0, observed = lowest_score;
@@ -84,7 +83,7 @@ struct attend_rows {
               s < share.end ? call.masses(cache, h, s, dot, mass, observed) : lowest_score;
           if (call.to.logits != nullptr && s < share.end && g0 + g < cache.group &&
               lane() % lanes == g % lanes) {
-            call.to.logits[cache.slot(h, s) * cache.group + g0 + g] = observed;
+            call.to.logits_of(cache, s)[g0 + g] = observed;
           }
         }
       }

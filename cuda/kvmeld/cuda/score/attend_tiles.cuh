@@ -92,7 +92,7 @@ struct attend_tiles {
     }
     const auto mass_of = [&](index_t s0) {  // of a slot a lane
       const index_t s = s0 + lane() % 16;
-      return s < end ? call.cache.log_mass[call.cache.slot(share.head, s)] : 0.0F;
+      return s < end ? call.cache.log_mass_of(share.head)[s] : 0.0F;
     };
     float next_mass = mass_of(first);
     if constexpr (compared::compares) {
@@ -102,8 +102,7 @@ struct attend_tiles {
     }
     const auto position_of = [&](index_t s0) {  // likewise
       const index_t s = s0 + lane() % 16;
-      return compared::of_values && s < end ? call.cache.position[call.cache.slot(share.head, s)]
-                                            : 0;
+      return compared::of_values && s < end ? call.cache.position_of(share.head)[s] : 0;
     };
     index_t next_position = position_of(first);
     index_t stage = 0;
@@ -165,7 +164,7 @@ struct attend_tiles {
     call.template combine_warps<warps, queries, pitch>(shared.max, shared.sum, shared.tiles.then,
                                                        share, 0);
     if constexpr (compared::compares) {
-      write_best_of_warps<warps>(shared.best, call.to.nearest_of(share.head, share.split));
+      write_best_of_warps<warps>(shared.best, call.to.nearest_of(share.split));
     }
   }
 
@@ -231,7 +230,7 @@ struct attend_tiles {
                       : lowest_score;
         }
         if (call.to.logits != nullptr && s < end && g < call.cache.group) {
-          float* const to = call.to.logits + call.cache.slot(share.head, s) * call.cache.group + g;
+          float* const to = call.to.logits_of(call.cache, s) + g;
           if (call.cache.group % 2 == 0) {
             store_pair(to, observed[0], observed[1]);
           } else {

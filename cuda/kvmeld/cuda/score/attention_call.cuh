@@ -54,7 +54,7 @@ struct attention_call {
   KVMELD_DEVICE slot_share share(index_t turn) const {
     const index_t h = cache.head(), cached = cache.length[h];
     const bool full = fresh.keys != nullptr && cached >= cache.capacity;
-    const index_t n = fresh.keys != nullptr && !full ? cached + 1 : cached;
+    const index_t n = full ? 0 : fresh.keys != nullptr ? cached + 1 : cached;
     const index_t slots = ((n + to.splits - 1) / to.splits + turn - 1) / turn * turn;
     const auto split = static_cast<index_t>(block_index().y);
     const index_t begin = split * slots < n ? split * slots : n;
@@ -119,7 +119,7 @@ struct attention_call {
   KVMELD_DEVICE void write(const slot_share& share, index_t g, index_t i, float max, float sum,
                            const vector_16<float>& x) const {
     const std::ptrdiff_t part =
-        (std::ptrdiff_t{share.head} * to.splits + share.split) * cache.group + g;
+        (std::ptrdiff_t{place_of_block()} * to.splits + share.split) * cache.group + g;
     if (i == 0) {
       to.max[part] = max, to.sum[part] = sum;
     }

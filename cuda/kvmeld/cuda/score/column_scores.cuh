@@ -40,16 +40,15 @@ struct column_streams {
   stream on;
 
   grouped_queries grouped() const { return {queries.count, cache.group}; }
-  index_t log_sum_parts() const {
-    return column_parts(cache.heads, grouped().size(), cache.capacity);
-  }
-  index_t sum_parts() const { return column_parts(cache.heads, cache.capacity, grouped().size()); }
+  index_t places() const { return static_cast<index_t>(cache.blocks()); }
+  index_t log_sum_parts() const { return column_parts(places(), grouped().size(), cache.capacity); }
+  index_t sum_parts() const { return column_parts(places(), cache.capacity, grouped().size()); }
 
   void log_sums(float* out) const {
     const index_t parts = log_sum_parts();
-    const std::ptrdiff_t n = std::ptrdiff_t{cache.heads} * cache.group * queries.count;
+    const std::ptrdiff_t n = std::ptrdiff_t{places()} * cache.group * queries.count;
     pass<measured::log_sums>(grouped().size(), parts, nullptr, {},
-                             {{parts == 1 ? out : memory.partial_log_sums}}, n);
+                             {{parts == 1 ? out : memory.partial_log_sums}}, parts == 1 ? 0 : n);
     if (parts > 1) {
       using kernel = combine_log_sums<Scalar, Queries>;
       launch(kernel{cache, queries, memory.partial_log_sums, n, parts, out},
@@ -94,7 +93,7 @@ struct column_streams {
       return;
     }
     constexpr std::ptrdiff_t numbers = What == measured::three_sums ? 3 : 1;
-    const std::ptrdiff_t n = std::ptrdiff_t{cache.heads} * cache.capacity;
+    const std::ptrdiff_t n = std::ptrdiff_t{places()} * cache.capacity;
     float* const partial = memory.partial_sums;
     pass<What>(cache.capacity, parts, log_sum_exp, weights,
                {{partial, partial + n, partial + 2 * n}}, numbers * n);

@@ -24,9 +24,8 @@ struct combine_splits {
   /// Maxima and sums of all splits, and where these are several the log-sum-exp. By one of the
   /// head's `from.tiles` blocks, with a barrier.
   template <index_t Splits>
-  KVMELD_DEVICE void weigh(combined_splits<Splits>& shared, index_t h, index_t tile,
-                           bool full) const {
-    const std::ptrdiff_t parts = std::ptrdiff_t{h} * from.splits * cache.group;
+  KVMELD_DEVICE void weigh(combined_splits<Splits>& shared, index_t tile, bool full) const {
+    const std::ptrdiff_t parts = std::ptrdiff_t{place_of_block()} * from.splits * cache.group;
     KVMELD_ROLLED
     for (index_t g = warp(); g < cache.group; g += Threads / 32) {
       // Of the lane's splits, then of all: their numbers are asked for once.
@@ -58,8 +57,8 @@ struct combine_splits {
 
   /// Where splits are several: the output, theirs weighted in a fixed order, four dims a thread.
   template <index_t Splits>
-  KVMELD_DEVICE void write_output(combined_splits<Splits>& shared, index_t h, index_t tile) const {
-    const std::ptrdiff_t parts = std::ptrdiff_t{h} * from.splits * cache.group;
+  KVMELD_DEVICE void write_output(combined_splits<Splits>& shared, index_t tile) const {
+    const std::ptrdiff_t parts = std::ptrdiff_t{place_of_block()} * from.splits * cache.group;
     const index_t pitch = from.out_pitch(cache.dim), quads = pitch / 4;
     const index_t all = from.splits > 1 ? cache.group * quads : 0;
     KVMELD_ROLLED

@@ -147,7 +147,7 @@ struct query_log_sums {
       for (; s0 < n; s0 += shape::columns) {
         bool sees = false;
         for (index_t c = lane(); c < shape::columns && s0 + c < n; c += 32) {
-          sees = sees || cache.position[cache.slot(h, s0 + c)] <= latest;
+          sees = sees || cache.position_of(h)[s0 + c] <= latest;
         }
         if (ballot(sees) != 0) {
           break;
@@ -162,8 +162,8 @@ struct query_log_sums {
             cache.keys.data, cache.dim, aligned);
         for (index_t c = thread_index(); c < shape::columns; c += threads) {
           const bool is = s0 + c < n;
-          shared.mass[turn][c] = is ? cache.log_mass[cache.slot(h, s0 + c)] : 0.0F;
-          shared.position[turn][c] = is ? cache.position[cache.slot(h, s0 + c)] : latest + 1;
+          shared.mass[turn][c] = is ? cache.log_mass_of(h)[s0 + c] : 0.0F;
+          shared.position[turn][c] = is ? cache.position_of(h)[s0 + c] : latest + 1;
         }
       }
       commit_async();

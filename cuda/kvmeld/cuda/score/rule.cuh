@@ -89,8 +89,8 @@ template <class Rule, class Scalar>
 void check_rule(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                 const char* what) {
   std::size_t floats = 0;
-  if constexpr (requires { rule.memory(cache.dim, cache.group, cache.capacity); }) {
-    floats = rule.memory(cache.dim, cache.group, cache.capacity);
+  if constexpr (requires { rule.memory(cache.dim, cache.group, cache.stride()); }) {
+    floats = rule.memory(cache.dim, cache.group, cache.stride());
   }
   check(state, cache, Rule::columns, floats, what);
 }

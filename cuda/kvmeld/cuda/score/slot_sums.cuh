@@ -60,12 +60,12 @@ struct slot_sums {
       KVMELD_UNROLL
       for (index_t i = 0; i < 2; ++i) {
         const index_t s = s0 + shape::row(m, 2 * i);
-        own[m][i] = s < n ? cache.position[cache.slot(h, s)] : never;
-        mass[m][i] = s < n ? cache.log_mass[cache.slot(h, s)] : 0.0F;
+        own[m][i] = s < n ? cache.position_of(h)[s] : never;
+        mass[m][i] = s < n ? cache.log_mass_of(h)[s] : 0.0F;
       }
     }
     for (index_t r = lane(); r < shape::rows && s0 + r < n; r += 32) {
-      const index_t p = cache.position[cache.slot(h, s0 + r)];
+      const index_t p = cache.position_of(h)[s0 + r];
       earliest = p < earliest ? p : earliest;
     }
     earliest = -reduce_max(-earliest);

@@ -44,7 +44,7 @@ struct stream_columns {
   const float* log_sum_exp;  // [heads, group, count], for the second pass
   column_weights weights;
   float* out[3];               // of the first part
-  std::ptrdiff_t part_stride;  // floats
+  std::ptrdiff_t part_stride;  // floats; 0: there is one part, and heads are not by place
   index_t multiplied;          // columns of a tile, in whole turns: a window's queries are fewer
 
   /// Grid: heads, blocks of rows, parts of the columns.
@@ -63,8 +63,8 @@ struct stream_columns {
     const auto parts = static_cast<index_t>(grid().z);
     const index_t next_position = cache.next_position[h];
     const auto keys = cache.keys.of(h);
-    const index_t* const positions = cache.position + cache.slot(h, 0);
-    const float* const masses = cache.log_mass + cache.slot(h, 0);
+    const index_t* const positions = cache.position_of(h);
+    const float* const masses = cache.log_mass_of(h);
     const float per_scale = 1 / cache.scale, base = cache.scale * log2_e;
     const auto position_of = [&](index_t i) { return queries.position_of(h, i, next_position); };
 
@@ -260,13 +260,14 @@ struct stream_columns {
       sums.fold(odd, weight_odd, piece / shape::column_tiles, piece % shape::column_tiles);
     }
     sums.settle(odd);
-    write(sums, h, r0, all_rows, part * part_stride);
+    write(sums, r0, all_rows, part * part_stride);
   }
 
  private:
-  /// `at`: of this part.
-  KVMELD_DEVICE void write(const kept& sums, index_t h, index_t r0, index_t all_rows,
+  /// `at`: of this part. Parts are by place.
+  KVMELD_DEVICE void write(const kept& sums, index_t r0, index_t all_rows,
                            std::ptrdiff_t at) const {
+    const index_t head = part_stride == 0 ? cache.head() : place_of_block();
     KVMELD_UNROLL
     for (index_t m = 0; m < shape::row_tiles; ++m) {
       KVMELD_UNROLL
@@ -276,7 +277,7 @@ struct stream_columns {
           const float sum = sums.log_sum(m, i, cache.scale);
           const auto place = grouped.at(r);
           if (lane() % 4 == 0 && r < all_rows && place.i < queries.count) {
-            out[0][at + (std::ptrdiff_t{h} * cache.group + place.g) * queries.count + place.i] =
+            out[0][at + (std::ptrdiff_t{head} * cache.group + place.g) * queries.count + place.i] =
                 sum;
           }
         } else {
@@ -284,7 +285,7 @@ struct stream_columns {
           for (index_t k = 0; k < kept::numbers; ++k) {
             const float x = sums.number(k, m, i);
             if (lane() % 4 == 0 && r < all_rows && out[k] != nullptr) {
-              out[k][at + cache.slot(h, r)] = x / weights.share;
+              out[k][at + cache.slot(head, r)] = x / weights.share;
             }
           }
         }

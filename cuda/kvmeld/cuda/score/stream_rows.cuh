@@ -40,8 +40,8 @@ KVMELD_DEVICE row_bounds hold_rows(const cache_view<Scalar>& cache, const Querie
           position = queries.position_of(h, place.i, next_position);
         }
       } else if (r < all_rows) {
-        from = keys.at(r), position = cache.position[cache.slot(h, r)];
-        mass = cache.log_mass[cache.slot(h, r)] / cache.scale;
+        from = keys.at(r), position = cache.position_of(h)[r];
+        mass = cache.log_mass_of(h)[r] / cache.scale;
       }
       if (from != nullptr) {
         own.first = position < own.first ? position : own.first;

@@ -24,7 +24,7 @@ struct evictions {
                           index_t row) const {
     plan.sources[cache.slot(h, row)] = {s, 1.0F, 1.0F};
     plan.begin[cache.bound(h, row)] = row;
-    plan.log_mass[cache.slot(h, row)] = cache.log_mass[cache.slot(h, s)];
+    plan.log_mass[cache.slot(h, row)] = cache.log_mass_of(h)[s];
   }
   template <class Scalar>
   KVMELD_DEVICE void evict(const cache_view<Scalar>&, index_t, index_t, index_t) const {}
@@ -60,7 +60,7 @@ struct select_slots {
     const index_t h = cache.head();
     const index_t n = cache.length[h];
     const budget limit = limits.of(h);
-    if (!limit.reached(n)) {
+    if (!limit.reached(n) || n > cache.capacity) {
       if (thread_index() == 0) {
         to.none(h);
       }

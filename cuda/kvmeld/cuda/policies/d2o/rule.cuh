@@ -37,7 +37,7 @@ struct d2o_rule : sum_rule {
     }
     const float theirs = exponential(cosine), z = own_weight + theirs;
     const detail::two_weights both{own_weight / z, theirs / z};
-    return {!(cosine < now), both, both, cache.log_mass[cache.slot(h, into)]};
+    return {!(cosine < now), both, both, cache.log_mass_of(h)[into]};
   }
 };
 

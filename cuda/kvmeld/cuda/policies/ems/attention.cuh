@@ -29,7 +29,7 @@ struct measure_entries {
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head();
     const index_t begin = static_cast<index_t>(block_index().y) * slots, n = cache.length[h];
-    if (!limits.of(h).reached(n)) {
+    if (!limits.of(h).reached(n) || n > cache.capacity) {
       return;
     }
     const auto keys = cache.keys.of(h), values = cache.values.of(h);

@@ -70,7 +70,7 @@ struct most_redundant {
       sync_block();  // the last centres are used up
       for (index_t c = thread_index(); c < shape::columns; c += threads) {
         const index_t s = column_of(c);
-        shared.slot[c] = s, shared.position[c] = s < 0 ? -1 : cache.position[cache.slot(h, s)];
+        shared.slot[c] = s, shared.position[c] = s < 0 ? -1 : cache.position_of(h)[s];
         shared.key_length[c] = length(entries.key_length, s);
         shared.value_length[c] = length(entries.value_length, s);
       }

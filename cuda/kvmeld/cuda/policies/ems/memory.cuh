@@ -10,7 +10,7 @@ namespace kvmeld::cuda::detail {
 inline entry_scratch allocate_entries(workspace_allocator& from, const ems_rule& rule,
                                       const work_shape& shape) {
   entry_scratch m{};
-  m.places = rule.places(shape.capacity), m.names = shape.capacity + m.places;
+  m.places = rule.places(shape.stride), m.names = shape.stride + m.places;
   m.pitch = pitch_of(shape.dim);
   const std::size_t slots = shape.slots(),
                     tokens = shape.all_heads() * static_cast<std::size_t>(m.names);

@@ -40,7 +40,7 @@ void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const
   const query_rows<Scalar> local = queries.reference(rule.window);
   const query_rows<Scalar>& reach = local.count > queries.count ? local : queries;
   const credited_queries counts{queries.count, local.count};
-  const index_t places = rule.places(cache.capacity);
+  const index_t places = rule.places(cache.stride());
   float* const log_sum_exp = work.measure.log_sum_exp;
   const bool aligned = cache.aligned() && reach.aligned();
   const bool back = counts.late > counts.all;  // then the sum over all of `reach` is the window's

@@ -31,14 +31,14 @@ struct ems_rule {
     return static_cast<double>(static_cast<long long>((double{gamma} - 1) * slots + 0.5));
   }
   /// Places of a head's table.
-  KVMELD_HD index_t places(index_t capacity) const {
-    return table > 0 ? table : static_cast<index_t>(beyond(capacity));
+  KVMELD_HD index_t places(index_t slots) const {
+    return table > 0 ? table : static_cast<index_t>(beyond(slots));
   }
   /// Floats of the state's memory, a head.
-  std::size_t memory(index_t, index_t group, index_t capacity) const {
+  std::size_t memory(index_t, index_t group, index_t slots) const {
     using entries = detail::entry_table;
     return static_cast<std::size_t>(entries::header + 2 * group) +
-           static_cast<std::size_t>(places(capacity)) * entries::place_size;
+           static_cast<std::size_t>(places(slots)) * entries::place_size;
   }
   /// Tokens that may share the entries of so many slots.
   KVMELD_HD index_t max_sharing(index_t slots, index_t places) const {
@@ -59,14 +59,14 @@ struct ems_rule {
     return protection{sinks, window, head.newest}(head.position[s]);
   }
   /// The mass function of attention.
-  KVMELD_HD detail::entry_masses masses(const state_view& state, index_t capacity) const {
-    return {state, places(capacity), sinks, window};
+  KVMELD_HD detail::entry_masses masses(const state_view& state, index_t slots) const {
+    return {state, places(slots), sinks, window};
   }
   template <class Scalar>
   KVMELD_DEVICE detail::entry_table tokens_of(const cache_view<Scalar>& cache,
                                               const state_view& state, index_t h,
                                               index_t newest) const {
-    return detail::entry_table::of(cache, state, h, newest, places(cache.capacity));
+    return detail::entry_table::of(cache, state, h, newest, places(cache.stride()));
   }
   /// A step's attention into the tokens of slot `s`, by a thread: each has exp(ℓ_t), of which
   /// `probability(g, ℓ)` makes a share. `logits [group]` is what `masses` wrote. A new key is

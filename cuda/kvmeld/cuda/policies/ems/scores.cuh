@@ -30,7 +30,7 @@ struct weigh_entries {
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t n = cache.length[h];
-    if (!limits.of(h).reached(n)) {
+    if (!limits.of(h).reached(n) || n > cache.capacity) {
       return;
     }
     const entry_table tokens =
@@ -98,13 +98,13 @@ struct divide_entries {
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t n = cache.length[h], target = limits.of(h).slots;
-    if (!limits.of(h).reached(n)) {
+    if (!limits.of(h).reached(n) || n > cache.capacity) {
       if (thread_index() == 0) {
         to.none(h);
       }
       return;
     }
-    const index_t* const position = cache.position + cache.slot(h, 0);
+    const index_t* const position = cache.position_of(h);
     const index_t newest = newest_of(shared.sort.number, cache, h, n);
     const head_context head = context_of(cache, state, h, newest);
     index_t* const order = from.order + from.at(h, 0);

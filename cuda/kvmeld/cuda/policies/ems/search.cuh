@@ -21,7 +21,7 @@ struct search_entry_rows {
   template <class IsCentre>
   KVMELD_DEVICE candidate operator()(shared_memory&, index_t h, const slot_tile& tile,
                                      index_t removed, IsCentre is_centre) const {
-    const index_t* const position = cache.position + cache.slot(h, 0);
+    const index_t* const position = cache.position_of(h);
     candidate best = 0;
     sweep_tile<Scalar, threads>(tile, cache.dim, [&](const tile_rows& rows) {
       float keys[tile_rows::many], values[tile_rows::many];
@@ -78,7 +78,7 @@ struct search_entry_tiles {
     like.measure(shared.removed);
     const auto position_of = [&](index_t s0) {  // of a slot a lane
       const index_t s = s0 + lane() % 16;
-      return s < tile.end ? cache.position[cache.slot(h, s)] : 0;
+      return s < tile.end ? cache.position_of(h)[s] : 0;
     };
     index_t next_position = position_of(first), stage = 0;
     for (index_t s0 = first; s0 < tile.end; s0 += turn, stage ^= 1) {

@@ -47,8 +47,8 @@ struct remove_into_centre {
     }
     const index_t n = cache.length[h];
     if (best.of == 0) {
-      const entry_masses entry = rule.masses(state, cache.capacity);
-      const index_t newest = cache.position[cache.slot(h, n - 1)];
+      const entry_masses entry = rule.masses(state, cache.stride());
+      const index_t newest = cache.position_of(h)[n - 1];
       best = best_of_tiles(
           shared.ticket, shared.best, from.tickets + h, from.best_of(h), tile, from.near_tiles,
           search(shared.search, h, slot_tile::of(tile, from.near_tiles, n, 16), removed,
@@ -160,7 +160,7 @@ struct remove_into_centre {
     return {true,
             {kept.key_weight, merged.key_weight},
             {kept.value_weight, merged.value_weight},
-            cache.log_mass[cache.slot(h, into)]};
+            cache.log_mass_of(h)[into]};
   }
 
   /// By a warp.

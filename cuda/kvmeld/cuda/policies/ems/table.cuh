@@ -25,7 +25,7 @@ struct entry_table {
   KVMELD_DEVICE static entry_table of(const cache_view<Scalar>& cache, const state_view& state,
                                       index_t h, index_t newest, index_t places) {
     const head_context head = context_of(cache, state, h, newest);
-    return {head, cache.capacity, places, head.memory + header + 2 * cache.group};
+    return {head, cache.stride(), places, head.memory + header + 2 * cache.group};
   }
 
   /// Names of tokens are below this.

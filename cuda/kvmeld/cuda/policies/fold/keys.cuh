@@ -17,7 +17,8 @@ struct unrotated_keys {
 
   KVMELD_DEVICE index_t count(index_t h) const { return cache.length[h]; }
   KVMELD_DEVICE bool asks(index_t h) const {
-    return limits.of(h).reached(cache.length[h]) && (more == nullptr || more[h] != 0);
+    return limits.of(h).reached(cache.length[h]) && cache.length[h] <= cache.capacity &&
+           (more == nullptr || more[h] != 0);
   }
   struct of_head {
     head_rows<Scalar> keys;
@@ -46,7 +47,7 @@ struct unrotated_keys {
     }
   };
   KVMELD_DEVICE of_head of(index_t h) const {
-    return {cache.keys.of(h), cache.position + cache.slot(h, 0), turn, cache.dim};
+    return {cache.keys.of(h), cache.position_of(h), turn, cache.dim};
   }
 };
 

@@ -37,7 +37,7 @@ struct pin_scored {
   /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head(), n = cache.length[h], target = limits.of(h).slots;
-    if (!limits.of(h).reached(n)) {
+    if (!limits.of(h).reached(n) || n > cache.capacity) {
       return;
     }
     const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));

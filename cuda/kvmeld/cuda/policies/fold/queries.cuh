@@ -100,7 +100,7 @@ struct weigh_slots {
     const std::ptrdiff_t at = cache.slot(h, s);
     const index_t count = queries.count_of(h) * cache.group;
     if (count == 0) {
-      const float m = cache.log_mass[at];
+      const float m = cache.log_mass_of(h)[s];
       sum[at] = exponential(m < 80.0F ? m : 80.0F);
     }
     mass[at] = sum[at] / static_cast<float>(count > 1 ? count : 1) + 1e-6F;

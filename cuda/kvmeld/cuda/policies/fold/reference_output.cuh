@@ -121,7 +121,7 @@ struct reference_output {
       for (index_t u = 0; u < tile::own; ++u) {
         const float dot = tile::product(shared, cache.dim, u);
         shared.weight[tile::query(u) * tile::weights + lane()] =
-            s < n ? exponential(cache.scale * dot + cache.log_mass[cache.slot(h, s)] - z[u]) : 0.0F;
+            s < n ? exponential(cache.scale * dot + cache.log_mass_of(h)[s] - z[u]) : 0.0F;
       }
       tile::load_rows(shared, cache.dim,
                       [&](index_t r) { return s0 + r < n ? values.at(s0 + r) : nullptr; });

@@ -76,7 +76,7 @@ struct reference_tiles {
         if (thread_index() < slots) {
           const index_t s = s0 + thread_index();
           shared.mass[stage * slots + thread_index()] =
-              s < n ? log2_e * cache.log_mass[cache.slot(h, s)] : lowest_score;
+              s < n ? log2_e * cache.log_mass_of(h)[s] : lowest_score;
         }
       }
       commit_async();

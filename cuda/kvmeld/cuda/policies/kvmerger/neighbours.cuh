@@ -27,7 +27,7 @@ struct order_by_position {
       return;
     }
     const index_t n = cache.length[h];
-    const index_t* const position = cache.position + cache.slot(h, 0);
+    const index_t* const position = cache.position_of(h);
     index_t* const order = of.removed + cache.slot(h, 0);
     index_t* const into = of.into + cache.slot(h, 0);
     index_t most = 0;
@@ -98,7 +98,7 @@ struct pair_cosines {
     KVMELD_UNROLL
     for (index_t k = 0; k <= own; ++k) {
       joins[k] = begin + k < n && (of.into[first + slot[k]] & keep_evict_partition::fresh) == 0;
-      position[k] = cache.position[first + slot[k]];
+      position[k] = cache.position_of(h)[slot[k]];
     }
     KVMELD_UNROLL
     for (index_t k = 0; k < own; ++k) {
