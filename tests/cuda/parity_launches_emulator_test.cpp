@@ -58,7 +58,7 @@ TEST_CASE("plans take as many launches as the guide says") {
 
 /// A step of heads that have room for its token alone.
 template <class Scalar, class Policy>
-index_t launches_of_step(const Policy& policy, const cache_case& c, const budget& limit) {
+index_t launches_of_step(const Policy& policy, const cache_case& c, const head_budgets& limit) {
   device_cache<Scalar> kv(
       c, std::vector<index_t>(static_cast<std::size_t>(c.heads), c.capacity - 1), 1);
   const auto view = kv.view();
@@ -95,6 +95,48 @@ TEST_CASE("a step of heads that a block each attends takes one launch, of others
   const index_t plan = launches_of_plan(kvmerger{});
   CHECK(launches_of_step<half>(kvmerger{}, whole, at(whole)) == 1 + plan);
   CHECK(launches_of_step<half>(kvmerger{}, split, at(split)) == 2 + plan);
+  const auto idle = [&](const cache_case& c) { return head_budgets(at(c)).with_none_due(); };
+  CHECK(launches_of_step<half>(kvmerger{}, whole, idle(whole)) == 1);
+  CHECK(launches_of_step<half>(kvmerger{}, split, idle(split)) == 2);
+  CHECK(launches_of_step<half>(fold{}, whole, idle(whole)) == 1);
+  CHECK(launches_of_step<half>(h2o{}, whole, idle(whole)) == 1);  // a slot leaves without a plan
+}
+
+/// Launches and blocks of a step of `view`'s heads, which hold 64 slots each, their target.
+std::pair<index_t, std::int64_t> step_of(device_cache<half>& kv, const cache_view<half>& view) {
+  for (index_t h = 0; h < view.heads; ++h) {
+    kv.length[h] = 64;
+  }
+  device_buffer<unsigned char> state(state_bytes(h2o{}, view)), work(workspace_bytes(h2o{}, view));
+  const auto columns = make_state_view(h2o{}, view, {state.data(), state.size()}, order());
+  device_buffer<half> q(static_cast<std::size_t>(view.heads * view.group * view.dim), 0),
+      out(q.size());
+  const emulator::traffic counted;
+  policy_calls<h2o, half>::step({}, view, columns, q.data(), {q.data(), q.data()},
+                                budget{.slots = 64}, out.data(), {work.data(), work.size()},
+                                order());
+  return {counted.launches, counted.blocks};
+}
+
+TEST_CASE("a step launches blocks for the slots and the heads of its view alone") {
+  const cache_case c{.heads = 8, .capacity = 2049, .dim = 32, .group = 4};
+  device_cache<half> kv(c, std::vector<index_t>(8, 64), 1);
+  device_buffer<index_t> one(std::vector<index_t>{5});
+  const auto all = kv.view(), held = all.with_capacity(65);
+  CHECK(step_of(kv, all) == std::pair(index_t{2}, std::int64_t{8 * 16 + 8}));
+  CHECK(step_of(kv, held) == std::pair(index_t{1}, std::int64_t{8}));
+  CHECK(step_of(kv, all.with_active(one.data(), 1)) == std::pair(index_t{2}, std::int64_t{16 + 1}));
+  CHECK(step_of(kv, held.with_active(one.data(), 1)) == std::pair(index_t{1}, std::int64_t{1}));
+  // As of 32 requests with 8 heads each in a layer, of 1,024 slots in arrays for 32,768: logits
+  // and tickets alone.
+  cache_view<half> layer = all;
+  layer.heads = 256, layer.capacity = 32768, layer.spare = 0;
+  const auto bytes = [](const cache_view<half>& x) {
+    return static_cast<double>(workspace_bytes(x));
+  };
+  const double rows = 256.0 * 1024 * 2 * 32 * sizeof(half);  // K and V in use
+  CHECK(bytes(layer) > 4 * rows);
+  CHECK(bytes(layer.with_capacity(1025)) < 0.2 * rows);
 }
 
 }  // namespace

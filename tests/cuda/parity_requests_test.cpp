@@ -66,10 +66,10 @@ struct server {
     };
     put(q, four.group, 0), put(k, 1, 1), put(v, 1, 2), put(asked, four.group * queries, 3);
   }
-  void step(const cache_view<float>& view) {
-    policy_calls<Policy, float>::step(policy, view, state, q.data(), {k.data(), v.data()},
-                                      budgets.limits(), out.data(), {work.data(), work.size()},
-                                      order());
+  void step(const cache_view<float>& view) { step(view, budgets.limits()); }
+  void step(const cache_view<float>& view, const head_budgets& limits) {
+    policy_calls<Policy, float>::step(policy, view, state, q.data(), {k.data(), v.data()}, limits,
+                                      out.data(), {work.data(), work.size()}, order());
   }
   void compress(const cache_view<float>& view) {
     const std::ptrdiff_t member = queries * four.dim;
@@ -165,6 +165,36 @@ TEST_CASE("some heads at a time") {
                       .prompt_recent = 3},
                  spare);
   }
+}
+
+/// LAW: a step that is told that no head is due is the step.
+template <class Policy>
+void check_none_due(const Policy& p) {
+  INFO(p.name());
+  server<Policy> one(p), told(p);
+  const head_budgets limits = budget{.slots = 20, .trigger = 31};
+  index_t due_steps = 0;
+  one.fill({0, 1, 2, 3}, 0), one.compress(one.kv.view());
+  told.fill({0, 1, 2, 3}, 0), told.compress(told.kv.view());
+  for (index_t t = 1; t < 26; ++t) {
+    one.fill({0, 1, 2, 3}, t), told.fill({0, 1, 2, 3}, t);
+    bool due = false;
+    for (index_t h = 0; h < four.heads; ++h) {
+      due = due || told.kv.length[h] + 1 >= 31;
+    }
+    due_steps += due ? 1 : 0;
+    one.step(one.kv.view(), limits);
+    told.step(told.kv.view(), due ? limits : limits.with_none_due());
+    CHECK(one.out.bytes() == told.out.bytes());
+  }
+  CHECK(one.held() == told.held());
+  CHECK((due_steps > 0 && due_steps < 10));
+}
+
+TEST_CASE("a step that is told that no head is due is the same") {
+  check_none_due(h2o{});
+  check_none_due(kvmerger{});
+  check_none_due(fold{.recent = 4, .decode = {.queries = 4, .stride = 2}});
 }
 
 TEST_CASE("a list of more heads than there are is refused") {

@@ -19,8 +19,8 @@ namespace kvmeld::cuda {
 ///     ... d2o, keepkv        one more, which finds the nearest of all keys, for heads whose
 ///                            evicted slot was not predicted (`state_view::predicted`)
 ///     ... ems                one more, which finds the centre among all entries
-///     later of any head,     two, and those of a plan for the heads that have reached the trigger
-///     and kvmerger
+///     later of any head,     two, and those of a plan for the heads that have reached the trigger,
+///     and kvmerger           unless the budgets say that none has (`head_budgets::with_none_due`)
 ///
 /// The first two are one where a block attends a whole head: many heads of few slots, in 16 bits.
 ///
@@ -62,6 +62,9 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
   detail::attend_and_observe(detail::in_memory(rule, work), cache, state, queries, fresh,
                              {true, !plans, checked}, work.partial, out, nullptr, stream);
   if constexpr (rule_type::evicts) {
+    if (plans && checked.none_due()) {
+      return;
+    }
     if (plans) {
       device::plan(rule, cache, state, checked, work.plan, stream);
     } else if constexpr (requires {

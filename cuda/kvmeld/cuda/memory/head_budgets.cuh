@@ -43,6 +43,14 @@ class head_budgets {
     x.all_.trigger = 0, x.triggers_ = false;
     return x;
   }
+  /// The same budgets in a step of which the host knows that no head reaches its trigger: no plan
+  /// is launched. A head that reaches it all the same is brought back by a later step.
+  head_budgets with_none_due() const {
+    head_budgets x = *this;
+    x.none_due_ = true;
+    return x;
+  }
+  bool none_due() const { return none_due_; }
   /// Refuses budgets that are not as many as heads; then `check_one(budget)` of each.
   template <class CheckOne>
   void check(index_t heads, const char* what, CheckOne check_one) const {
@@ -74,7 +82,7 @@ class head_budgets {
   index_t least_ = 0;
   std::span<const budget> host_;
   const budget* device_ = nullptr;
-  bool each_ = false, triggers_ = true;
+  bool each_ = false, triggers_ = true, none_due_ = false;
 };
 
 /// What calls take: `{.slots = 205}`, or `head_budgets`.
