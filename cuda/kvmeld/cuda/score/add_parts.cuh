@@ -7,6 +7,30 @@
 
 namespace kvmeld::cuda::detail {
 
+/// What the prefill's attention left, as other launches take it.
+template <class Scalar, class Queries>
+struct take_log_sums {
+  static constexpr index_t threads = 256;
+  struct shared_memory {};
+
+  cache_view<Scalar> cache;
+  Queries queries;
+  float* log_sum_exp;  // [heads, group, count]
+
+  /// Grid: heads, stretches of `threads` queries of all members.
+  KVMELD_DEVICE void operator()(shared_memory&) const {
+    const index_t all = cache.group * queries.count;
+    const index_t i = static_cast<index_t>(block_index().y) * threads + thread_index();
+    if (i < all) {
+      const index_t g = i / queries.count;
+      const std::ptrdiff_t row =
+          (std::ptrdiff_t{place_of_block()} * cache.group + g) * queries.log_sums_apart();
+      log_sum_exp[std::ptrdiff_t{cache.head()} * all + i] =
+          queries.log_sum_exp[row + i % queries.count];
+    }
+  }
+};
+
 /// log Σ exp over the parts of every query.
 template <class Scalar, class Queries>
 struct combine_log_sums {

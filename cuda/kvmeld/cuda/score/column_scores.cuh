@@ -134,10 +134,20 @@ void with_depth(index_t dim, F f) {
 }
 
 /// log Σ exp of every query's logits over the slots that it sees, into `out [heads, group, count]`.
-/// One launch, two where slots are split.
+/// Those that the queries bring are taken. One launch, two where slots are split.
 template <class Scalar, class Queries>
 void log_sums(const cache_view<Scalar>& cache, const Queries& queries, const column_memory& memory,
               float* out, stream stream) {
+  if constexpr (requires { queries.log_sum_exp; }) {
+    if (queries.log_sum_exp != nullptr) {
+      using take = take_log_sums<Scalar, Queries>;
+      const index_t all = cache.group * queries.count;
+      return launch(
+          take{cache, queries, out},
+          {cache.blocks(), static_cast<unsigned>((all + take::threads - 1) / take::threads)},
+          stream);
+    }
+  }
   if constexpr (sizeof(product_scalar<Scalar, Queries>) == 2) {
     if (streams(cache, queries)) {
       return with_depth<64, 128>(cache.dim, [&](auto depth) {

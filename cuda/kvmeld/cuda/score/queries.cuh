@@ -25,6 +25,10 @@ struct query_rows {
   /// reach back to. They do not count again.
   index_t before = 0;
   std::ptrdiff_t position_head = 0;  ///< of `position`, head to head by place; 0: one list for all
+  /// `[heads, group, count]` by place, natural logarithm, from the prefill's own attention; null:
+  /// not known. Not of those before.
+  const float* log_sum_exp = nullptr;
+  std::ptrdiff_t log_sum_row = 0;  ///< of it, query head to query head; 0: `count`
 
   /// Of this block's head.
   KVMELD_DEVICE const Scalar* at(index_t, index_t g, index_t i) const {
@@ -45,9 +49,13 @@ struct query_rows {
       const index_t all = count + before, skip = all > window ? all - window : 0;
       x.data += (skip - before) * row;
       x.count = all - skip, x.before = skip;
+      x.log_sum_exp =
+          skip < before || log_sum_exp == nullptr ? nullptr : log_sum_exp + skip - before;
+      x.log_sum_row = log_sums_apart();
     }
     return x;
   }
+  KVMELD_HD std::ptrdiff_t log_sums_apart() const { return log_sum_row > 0 ? log_sum_row : count; }
   bool aligned() const {
     constexpr auto n = static_cast<std::ptrdiff_t>(16 / sizeof(Scalar));
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && head % n == 0 && group % n == 0 &&
