@@ -31,6 +31,7 @@ inline std::vector<bfloat16> normal(std::size_t n) {
 
 struct cache_shape {
   index_t heads, length, capacity, dim = 128, group = 4;
+  index_t spare = 0;  ///< of `cache_view`
 };
 
 /// A cache, its policy's state and a step's tokens.
@@ -53,9 +54,9 @@ struct cache_on_device {
         k(normal(n(s.heads * s.dim))),
         v(normal(n(s.heads * s.dim))),
         out(n(s.heads * s.group * s.dim)),
-        log_mass(slots()),
+        log_mass(numbers()),
         memory(1),
-        position(slots()),
+        position(numbers()),
         length(lengths),
         next_position(lengths),
         spec(attention_spec{
@@ -65,14 +66,15 @@ struct cache_on_device {
   }
   static std::size_t n(index_t x) { return static_cast<std::size_t>(x); }
   std::size_t slots() const { return n(shape.heads) * n(shape.capacity); }
+  std::size_t numbers() const { return n(shape.heads) * n(shape.capacity + shape.spare); }
   /// As it was, but for the rows' contents.
   void reset() {
-    std::vector<index_t> order(slots());
+    std::vector<index_t> order(numbers());
     for (std::size_t i = 0; i < order.size(); ++i) {
-      order[i] = static_cast<index_t>(i % n(shape.capacity));
+      order[i] = static_cast<index_t>(i % n(shape.capacity + shape.spare));
     }
     position = order, length = lengths, next_position = lengths;
-    check(cudaMemset(log_mass.data(), 0, slots() * sizeof(float)), "reset");
+    check(cudaMemset(log_mass.data(), 0, numbers() * sizeof(float)), "reset");
     cuda::clear(state_of_policy, view(), nullptr);
   }
   cuda::cache_view<bfloat16> view() const {
@@ -88,7 +90,10 @@ struct cache_on_device {
             shape.dim,
             shape.group,
             spec.scale,
-            &spec};
+            &spec,
+            nullptr,
+            0,
+            shape.spare};
   }
   /// The state of a policy, as it is before anything was observed, also after `reset`.
   template <class Policy>

@@ -19,6 +19,7 @@
 #include "kvmeld/cuda/policies/zsmerge.cuh"
 #include "prompt_bench.cuh"
 #include "search_bench.cuh"
+#include "serving_bench.cuh"
 #include "step_bench.cuh"
 
 namespace {
@@ -87,6 +88,12 @@ void add_all() {
   add_step(streaming_llm{}), add_step(h2o{}), add_step(tova{}), add_step(snapkv{});
   add_step(zsmerge{}), add_step(d2o{}), add_step(keepkv{}), add_step(ems{});
   add_step(kvmerger{}, true), add_step(fold{}, true);
+  for (const bool narrow : {true, false}) {
+    add(narrow ? "serve" : "serve_whole_arrays", [narrow](auto& state) { serve(state, narrow); })
+        ->ArgNames({"heads", "run", "slots", "arrays"})
+        ->Args({256, 256, 1024, 32768})
+        ->Args({256, 8, 1024, 32768});
+  }
   for (const auto& [name, what] : {std::pair("column_scores", asked::all),
                                    {"column_scores_given", asked::log_sums_given},
                                    {"column_scores_window", asked::window}}) {
