@@ -39,7 +39,7 @@ struct raise_pins {
     for (index_t r = thread_index(); r < rows; r += threads) {
       const index_t s = plan.sources[cache.slot(h, begin[r])].source;
       float& log_mass = plan.log_mass[cache.slot(h, r)];
-      if (of.place[cache.slot(h, r)] < 0 && !always(cache.position[cache.slot(h, s)])) {
+      if (of.place[cache.slot(h, r)] < 0 && !always(cache.position_of(h)[s])) {
         log_mass = log_mass > gain ? log_mass : gain;
       }
     }
