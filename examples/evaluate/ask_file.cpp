@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "evaluate/ask_file.hpp"
 
-#include <algorithm>  // std::max, std::ranges::count_if, std::ranges::minmax_element
+#include <algorithm>  // std::max, std::ranges::count_if, minmax_element, transform
 #include <limits>     // std::numeric_limits
 #include <map>
 
@@ -68,7 +68,7 @@ std::vector<double> scores_of(const ask& a, const engine::model& loaded, const p
                                  std::max(count_of(a.context), todo.most_slots) + behind + 1);
   std::vector<compressed_decoder> lines;
   std::vector<compressed_decoder*> decoders;
-  lines.reserve(contenders.size());
+  lines.reserve(contenders.size()), decoders.reserve(contenders.size());
   for (const contender& c : contenders) {
     decoders.push_back(&lines.emplace_back(loaded.network, c, read));
   }
@@ -190,10 +190,8 @@ int ask_files(const options& o, const std::string& name, const engine::model& lo
         return scores_of(a, loaded, todo, taken);
       });
       for (std::size_t row = 0; row < all.front().size(); ++row) {
-        std::vector<double> each;
-        for (const auto& scores : all) {
-          each.push_back(scores[row]);
-        }
+        std::vector<double> each(all.size());
+        std::ranges::transform(all, each.begin(), [&](const auto& x) { return x[row]; });
         c.scores.push_back(estimate_of(each));
       }
       done.push_back(std::move(c));
