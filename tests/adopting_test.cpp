@@ -246,7 +246,7 @@ TEST_CASE("chunks of a prompt, a second cache, and fixed pages", "[adopting]") {
   kvmeld::slot_scratch scratch;
   kvmeld::merge_plan plan, new_tokens;
   kvmeld::plan(policy, head, state, target, scratch, plan);
-  kvmeld::append_only(plan, head, fixed, new_tokens);      // the first slots stay as they are
+  kvmeld::append_only(plan, head, fixed, new_tokens);       // the first slots stay as they are
   kvmeld::apply(policy, new_tokens, head, state, scratch);  // the model's cache
   new_tokens.clear_corrections();                           // they are for its dim
   kvmeld::apply(new_tokens, draft.head(0));                 // the draft model's

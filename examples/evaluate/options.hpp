@@ -52,8 +52,8 @@ struct options {
   index_t prompt = 896;  ///< tokens
   index_t prompts = 2;
   std::vector<std::filesystem::path> files = {};  ///< prompts of others, in place of all tasks
-  index_t cases = 40;  ///< needle prompts
-  double memory = 4;   ///< GiB for needle prompts: so many are held at once
+  index_t cases = 40;                             ///< needle prompts
+  double memory = 4;  ///< GiB for needle prompts: so many are held at once
   index_t needles = 4;
   index_t digits = 5;
   index_t samples = 20;  ///< prompts of each task of chain, ruler and stream_needle

@@ -136,7 +136,11 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
                                   ? "refused: --tasks needle finds its heads"
                                   : detail::refusal_of(chosen.policy, n.storage, slots, shape.dim);
         if (is_shared(chosen.budgets) && refusal.empty() && slots < o.prompt) {
-          chosen.policy = kvmeld::for_shared(policy, slots, o.room);
+          try {
+            chosen.policy = kvmeld::for_shared(policy, slots, o.room);
+          } catch (const kvmeld::error& too_few) {
+            refusal = fmt::format("refused: {}", too_few.what());
+          }
         }
         const index_t stream_tokens =
             o.tasks.stream && chosen.streams() ? stream_budgets * slots : 0;

@@ -29,6 +29,14 @@ std::pair<kvmerger, oracle::kvmerger> both(kvmerger p) {
 
 }  // namespace
 
+TEST_CASE("slots to share are those of the last call", "[kvmerger][errors]") {
+  const auto again = kvmeld::kvmerger{}.sharing(1000).sharing(100);
+  CHECK(again.min_budget() == kvmeld::kvmerger{}.sharing(100).min_budget());
+  kvmeld::kvmerger many{.sinks = 32};
+  many.share_slots = 1;
+  CHECK_THROWS_WITH(many.sharing(40), Catch::Contains("more slots to share than 42"));
+}
+
 TEST_CASE("kvmerger is its oracle", "[oracle]") {
   using enum kvmerger::mode;
   const kvmerger table[] = {

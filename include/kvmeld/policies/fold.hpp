@@ -219,9 +219,8 @@ struct fold {
     const index_t slots = std::min(head.length() - 1, target + decode.freed(target) - 1);
     const auto scored = memory.scored();
     const bool by_scores = pins == pin_rule::scores;
-    const auto pins_of = by_scores
-                             ? pinned().decode(slots, target, scored.count(), head.tokens())
-                             : pinned().decode_by_leverage(slots, target);
+    const auto pins_of = by_scores ? pinned().decode(slots, target, scored.count(), head.tokens())
+                                   : pinned().decode_by_leverage(slots, target);
     const index_t most = pins_of.others;
     if (by_scores) {
       // The prompt keeps the best of its own by score; what was decoded, behind it or from an empty

@@ -55,10 +55,11 @@ struct kvmerger {
   /// This policy for a model whose heads share `slots` each on average: R and H are the same in
   /// every head. Refused: fewer slots than these and one more.
   kvmerger sharing(index_t slots, index_t = 0) const {
-    expects(untouched(slots) < slots, "kvmerger: expected more slots to share than ",
-            untouched(slots), " that take no part, got ", slots);
     kvmerger shared = *this;
     shared.share_slots = slots;
+    const index_t fixed = shared.untouched(slots);
+    expects(fixed < slots, "kvmerger: expected more slots to share than ", fixed,
+            " that take no part, got ", slots);
     return shared;
   }
   /// Where heads share slots: R, and H without the sinks.
