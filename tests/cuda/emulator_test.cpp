@@ -219,15 +219,6 @@ TEST_CASE("blocks of fibers compute the same in every order of threads") {
   }
 }
 
-TEST_CASE("a grid that the hardware refuses is refused") {
-  index_t total = 0;
-  for (const extent blocks : {extent{.y = 65536}, extent{.z = 65536}, extent{.x = 0x80000000U}}) {
-    CHECK_THROWS_WITH(launch(count_all{&total}, blocks, stream{}),
-                      Contains("expected a grid of at most 2147483647, 65535 and 65535 blocks"));
-  }
-  CHECK(total == 0);
-}
-
 TEST_CASE("lanes exchange values, among all or some") {
   std::vector<index_t> out(224);
   launch(warp_values{out.data()}, {}, stream{});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the emulator knows of launches, copies and blocks that a GPU overlaps: kernels that are
-// right, each with one thing wrong.
+// What the emulator knows of launches, and of launches, copies and blocks that a GPU overlaps:
+// kernels that are right, each with one thing wrong.
 #include <catch2/catch.hpp>
 
 #include "cuda/device_cache.hpp"
@@ -23,6 +23,13 @@ struct fill_numbers {
     x[i] = static_cast<float>(i + 1);
   }
 };
+
+TEST_CASE("a grid that the hardware refuses is refused") {
+  for (const extent blocks : {extent{.y = 65536}, extent{.z = 65536}, extent{.x = 0x80000000U}}) {
+    CHECK_THROWS_WITH(launch(fill_numbers{nullptr}, blocks, order()),
+                      Contains("expected a grid of at most 2147483647, 65535 and 65535 blocks"));
+  }
+}
 
 enum class fault { none, reads_early, writes_early, waits_for_some };
 
