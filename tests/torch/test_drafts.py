@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Drafted tokens: bits of plain steps, tokens of plain `generate`, and what cannot be taken back."""
 
+from functools import wraps
 from types import SimpleNamespace
 
 import pytest
@@ -99,6 +100,20 @@ def test_a_model_that_assists_itself_needs_fewer_passes(model, plain, text):
     hook.remove()
     assert torch.equal(tokens, generate(plain, text[:150]))
     assert len(passes) < 18 and max(passes[1:]) > 2  # of 24 tokens
+
+
+def test_the_forward_of_before_is_put_back(model):
+    with drafts(model):
+        outer = model.forward
+        with drafts(model):
+            assert model.forward is not outer
+        assert model.forward is outer
+    assert "forward" not in vars(model)
+    hooked = model.forward = wraps(model.forward)(lambda *args, **given: type(model).forward(model, *args, **given))
+    with drafts(model):
+        pass
+    assert model.forward is hooked
+    del model.forward
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "mistral", "bloom"])

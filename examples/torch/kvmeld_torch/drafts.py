@@ -31,7 +31,7 @@ def drafts(model: PreTrainedModel) -> Iterator[None]:
     Tokens are those of `generate` without them, whatever the policy evicts: a prompt is read and compressed before
     what is drafted with it. Refused: a model whose `forward` has no `logits_to_keep`, which tells what is drafted.
     """
-    forward = model.forward
+    forward, was = model.forward, vars(model).get("forward")
     if "logits_to_keep" not in inspect.signature(forward).parameters:
         raise RuntimeError(
             f"drafts: expected a model that takes logits_to_keep, got {type(model).__name__} without it"
@@ -59,3 +59,5 @@ def drafts(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         del model.forward
+        if was is not None:  # a hook's, or that of a `with drafts` around this one
+            model.forward = was
