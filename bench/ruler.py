@@ -13,8 +13,10 @@ import argparse
 import json
 import random
 import re
+import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice, repeat
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -26,10 +28,14 @@ def tokens(text: str) -> int:
 
 
 def filled(most: int, make: Callable[[int], str]) -> str:
-    """`make(n)` of the largest n that has no more than `most` tokens."""
-    least, above = 1, 2
-    while tokens(make(above)) <= most:
-        above *= 2
+    """`make(n)` of the largest n that has no more than `most` tokens. Refused: where there is none."""
+    least, above, held = 0, 1, 0
+    while (size := tokens(make(above))) <= most:
+        if size == held:
+            raise ValueError(f"expected at most {size} tokens, for which there are words, got {most}")
+        least, above, held = above, 2 * above, size
+    if least == 0:
+        raise ValueError(f"expected at least {size} tokens, got {most}")
     while above - least > 1:
         middle = (least + above) // 2
         least, above = (middle, above) if tokens(make(middle)) <= most else (least, middle)
@@ -64,13 +70,12 @@ def niah_single_1(draw: random.Random, words: list[str], most: int) -> dict:
     return {"context": filled(most, text), "question": asked_number(key), "answers": [value]}
 
 
-def multikey(draw: random.Random, most: int, pair: Callable[[], tuple[str, str]]) -> dict:
+def multikey(draw: random.Random, most: int, more: Iterator[tuple[str, str]]) -> dict:
     """Nothing but such facts; one of them is asked for."""
     pairs: list[tuple[str, str]] = []
 
     def text(n: int) -> str:
-        while len(pairs) < n:
-            pairs.append(pair())
+        pairs.extend(islice(more, max(0, n - len(pairs))))
         lines = [number_of(*p) for p in pairs[:n]]
         return "Special numbers are hidden in this text. Remember them.\n" + "\n".join(lines)
 
@@ -81,8 +86,9 @@ def multikey(draw: random.Random, most: int, pair: Callable[[], tuple[str, str]]
 
 def niah_multikey_2(draw: random.Random, words: list[str], most: int) -> dict:
     """Keys are two words, values seven digits."""
-    keys = iter(draw.sample([f"{a}-{b}" for a in words[::40] for b in words[1::40]], 4 * most))
-    return multikey(draw, most, lambda: (next(keys), str(draw.randrange(1_000_000, 10_000_000))))
+    keys = [f"{a}-{b}" for a in words[::40] for b in words[1::40]]
+    drawn = draw.sample(keys, min(4 * most, len(keys)))
+    return multikey(draw, most, ((key, str(draw.randrange(1_000_000, 10_000_000))) for key in drawn))
 
 
 def niah_multikey_3(draw: random.Random, _words: list[str], most: int) -> dict:
@@ -91,7 +97,7 @@ def niah_multikey_3(draw: random.Random, _words: list[str], most: int) -> dict:
     def one() -> str:
         return str(uuid.UUID(int=draw.getrandbits(128), version=4))
 
-    return multikey(draw, most, lambda: (one(), one()))
+    return multikey(draw, most, ((one(), one()) for _ in repeat(0)))
 
 
 def vt(draw: random.Random, _words: list[str], most: int) -> dict:
@@ -157,10 +163,13 @@ def main() -> None:
     words = sorted(set(re.findall(r"\b[a-z]{5,8}\b", options.text.read_text())))
     options.folder.mkdir(parents=True, exist_ok=True)
     for task in TASKS:
-        with (options.folder / f"{task.__name__}.jsonl").open("w") as out:
-            for i in range(options.samples):
-                draw = random.Random(f"{options.seed} {task.__name__} {i}")
-                out.write(json.dumps(task(draw, words, options.tokens)) + "\n")
+        name = task.__name__
+        draws = [random.Random(f"{options.seed} {name} {i}") for i in range(options.samples)]
+        try:
+            lines = [json.dumps(task(draw, words, options.tokens)) + "\n" for draw in draws]
+        except ValueError as refusal:
+            sys.exit(f"ruler.py: {name}: {refusal}")
+        (options.folder / f"{name}.jsonl").write_text("".join(lines))
 
 
 if __name__ == "__main__":
