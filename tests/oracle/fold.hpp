@@ -23,7 +23,8 @@
 //    hold one token, are in no row; for seeds they count as pinned. A cluster each stays possible.
 //  - `pin_gain`, by scores, in a head whose P pins (the protected among them) are more than M,
 //    `mean_slots`: the log-mass of what is pinned by score is at least
-//    pin_gain * min(1, N / (10 M)) * ln(P / M), N the tokens so far. Values are fitted with it;
+//    pin_gain * c * ln(P / M), N the tokens so far, c = 1 up to M / N = 0.1 and falling to 0 at 0.3
+//    in a straight line. Values are fitted with it;
 //    clusters' log-mass is fitted without. A pin of two prompts has it once.
 //  - No queries: m_i = exp(beta_i) / sum exp(beta) + 1e-6, C = I, the tangent's
 //    beta = sum_i w_i (beta_i - ln w_i) with w_i = m_i / sum of the cluster's m, and no ridge.
@@ -228,7 +229,7 @@ struct fold {
           if (!pin[j] && h.slots[j].single) single.push_back(j);
         const auto kept = std::count(pin.begin(), pin.end(), true);
         if (mean_slots > 0 && kept > mean_slots)
-          raised = pin_gain * std::min(1.0, (newest(h) + 1) / (10.0 * mean_slots)) *
+          raised = pin_gain * std::clamp(1.5 - 5 * mean_slots / (newest(h) + 1.0), 0.0, 1.0) *
                    std::log(static_cast<double>(kept) / mean_slots);
         const int beside = static_cast<int>(n) - static_cast<int>(kept);
         const int wanted = static_cast<int>(

@@ -20,7 +20,7 @@ using kvmeld::fold;
 
 namespace {
 
-constexpr index_t tokens = 120, slots = 40;
+constexpr index_t tokens = 240, slots = 40;
 
 /// A prompt of all heads, some with keys that their queries tell apart well, compressed to
 /// `slots` each on average.
@@ -61,7 +61,7 @@ std::vector<index_t> heads_of_request() {
 /// The formula, of a head with `length` slots after its prompt.
 double gain_of(const fold& shared, index_t length) {
   const double m = shared.mean, p = length - shared.clusters;
-  return p > m ? shared.gain * std::min(1.0, tokens / (10 * m)) * std::log(p / m) : 0;
+  return p > m ? shared.gain * std::clamp(1.5 - 5 * m / tokens, 0.0, 1.0) * std::log(p / m) : 0;
 }
 
 }  // namespace
@@ -240,6 +240,8 @@ TEST_CASE("fold's gain is finite whatever the heads' pins, and falls where a ten
   CHECK(gain(20, 10, 100, 0.4F) == Approx(0.4 * std::log(2.0)));
   CHECK(gain(20, 10, 1000, 0.4F) == Approx(0.4 * std::log(2.0)));
   CHECK(gain(20, 10, 50, 0.4F) == Approx(0.2 * std::log(2.0)));
+  CHECK(gain(20, 10, 40, 0.4F) == Approx(0.1 * std::log(2.0)));
+  CHECK(gain(20, 10, 33, 0.4F) == 0);
 }
 
 TEST_CASE("fold refuses a gain that is none", "[errors][fold]") {

@@ -48,7 +48,8 @@ std::vector<float> candidates(const fixtures::state& state, const fold& policy) 
 /// Log-mass of pins in a head with so many pinned slots.
 double gain_of(const fold& policy, index_t pinned) {
   const double mean = policy.mean, p = pinned;
-  return p > mean ? policy.gain * std::min(1.0, tokens / (10 * mean)) * std::log(p / mean) : 0;
+  return p > mean ? policy.gain * std::clamp(1.5 - 5 * mean / tokens, 0.0, 1.0) * std::log(p / mean)
+                  : 0;
 }
 
 std::vector<float> bytes_of(fixtures::cache<float>& kv) {

@@ -54,7 +54,8 @@ struct fold {
   /// score: merged they would blur what a question in other words looks up.
   float evicted = 0;
   /// By scores, γ in [0, 1]: after a prompt of N tokens the pins of a head with P pinned slots, but
-  /// for sinks and the latest, have log-mass γ min(1, N / 10 M) max(0, ln(P / M)). M: `mean`.
+  /// for sinks and the latest, have log-mass γ clamp((0.3 − M / N) / 0.2, 0, 1) max(0, ln(P / M)).
+  /// M: `mean`.
   float gain = 0.4F;
   index_t mean = 0;  ///< slots of a head of the model, on average (`sharing`); 0: no gain
 
