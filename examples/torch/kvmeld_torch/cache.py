@@ -47,7 +47,8 @@ class Cache(TransformersCache):
 
     policy: as kvmeld::make_policy reads it, "snapkv:window=16". budget: up to 1 the share of the tokens
     seen that a head keeps, above 1 its slots. divide: "scores", by which all heads of all layers share the slots,
-    or "even"; by default what is best for the policy. replay: whether kvzip's prompts are read twice.
+    or "even"; by default what is best for the policy, but "even" for kvmerger, whose GPU kernels refuse shared slots.
+    replay: whether kvzip's prompts are read twice.
     Ranks of `group` that share a model divide as one process does.
     Refused: budgets below the policy's least, shared slots of a policy without scores.
     """
