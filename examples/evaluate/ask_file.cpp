@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "evaluate/ask_file.hpp"
 
-#include <algorithm>  // std::max, std::ranges::count_if, minmax_element, transform
+#include <algorithm>  // std::clamp, max, min, std::ranges::count_if, minmax_element, transform
 #include <limits>     // std::numeric_limits
 #include <map>
+#include <span>
 
 #include "evaluate/needle.hpp"
 #include "evaluate/nll.hpp"
@@ -61,11 +62,9 @@ plan plan_for(options o, const engine::config& shape, const replay_words& words,
 }
 
 /// A score for each contender. All decode side by side, so that weights are read once for all.
-std::vector<double> scores_of(const ask& a, const engine::model& loaded, const plan& todo,
-                              const std::vector<contender>& contenders) {
+std::vector<double> scores_after(const prompt& read, const ask& a, const engine::model& loaded,
+                                 std::span<const contender> contenders) {
   const index_t asked = count_of(a.question), behind = asked + a.written;
-  const prompt read = read_whole(loaded.network, todo.policies, a.context,
-                                 std::max(count_of(a.context), todo.most_slots) + behind + 1);
   std::vector<compressed_decoder> lines;
   std::vector<compressed_decoder*> decoders;
   lines.reserve(contenders.size()), decoders.reserve(contenders.size());
@@ -91,6 +90,28 @@ std::vector<double> scores_of(const ask& a, const engine::model& loaded, const p
   }
   for (std::size_t i = 0; i < lines.size() && !is_given; ++i) {
     scores[i] = score_of(a.from, loaded.tokens.decode(texts[i]));
+  }
+  return scores;
+}
+
+/// The same in batches: each of the threads has its part of `--memory` for the prompt and for the
+/// contenders' caches, which have room for all of it until they are compressed.
+std::vector<double> scores_of(const ask& a, const engine::model& loaded, const options& o,
+                              const plan& todo, std::span<const contender> contenders) {
+  const engine::config& shape = loaded.network.shape();
+  const index_t capacity =
+      std::max(count_of(a.context), todo.most_slots) + count_of(a.question) + a.written + 1;
+  const double bytes =
+      2.0 * sizeof(float) * shape.layers * shape.kv_heads * shape.dim * capacity * o.threads;
+  const auto at_once = static_cast<std::size_t>(
+      std::clamp(o.memory * (1 << 30) / bytes - 1, 1.0, static_cast<double>(contenders.size())));
+  const prompt read = read_whole(loaded.network, todo.policies, a.context, capacity);
+  std::vector<double> scores;
+  while (!contenders.empty()) {
+    const auto batch = contenders.first(std::min(at_once, contenders.size()));
+    const auto of_batch = scores_after(read, a, loaded, batch);
+    scores.insert(scores.end(), of_batch.begin(), of_batch.end());
+    contenders = contenders.subspan(batch.size());
   }
   return scores;
 }
@@ -187,7 +208,7 @@ int ask_files(const options& o, const std::string& name, const engine::model& lo
             taken.push_back(entries_of(todo)[e]->chosen);
           }
         }
-        return scores_of(a, loaded, todo, taken);
+        return scores_of(a, loaded, o, todo, taken);
       });
       for (std::size_t row = 0; row < all.front().size(); ++row) {
         std::vector<double> each(all.size());

@@ -99,7 +99,8 @@ options parse(int count, const char* const* arguments) {
   app.add_option("--digits", o.digits, "digits of a value");
   app.add_option("--needles", o.needles, "needles in a prompt, one of them queried");
   app.add_option("--cases", o.cases, "needle prompts");
-  app.add_option("--memory", o.memory, "GiB of needle prompts held at once");
+  app.add_option("--memory", o.memory,
+                 "GiB of needle prompts, or of caches of prompt files, held at once");
   app.add_option("--samples", o.samples, "prompts of each task of the second table");
   app.add_option("--threads", o.threads, "changes the time only");
   app.add_option("--seed", o.seed, "the same seed gives the same file, except for times");

@@ -165,8 +165,10 @@ TEST_CASE("prompts of a file are asked of every policy, after compression") {
   const std::string lines = prompt_line(0, "contains") + prompt_line(1, "contains") +
                             prompt_line(2, "contains") + prompt_line(0, "nats") +
                             prompt_line(1, "nats") + prompt_line(2, "nats");
-  const output o = run(lines, {"--policies", "full_cache,streaming_llm,snapkv,fold,h2o",
-                               "--budgets", "0.2,4", "--threads", "2"});
+  const strings words = {"--policies", "full_cache,streaming_llm,snapkv,fold,h2o",
+                         "--budgets",  "0.2,4",
+                         "--threads",  "2"};
+  const output o = run(lines, words);
   CHECK(o.code == 0);
   INFO(o.table);
   REQUIRE(o.rows.size() == 1 + 2 * (1 + 4));  // nothing holds 4 slots
@@ -192,6 +194,9 @@ TEST_CASE("prompts of a file are asked of every policy, after compression") {
   CHECK(o.table.find("contains, %") != std::string::npos);
   CHECK(o.table.find("nats/token") != std::string::npos);
   CHECK(o.table.find("refused: needs at least") != std::string::npos);
+  strings one_by_one = words;
+  one_by_one.insert(one_by_one.end(), {"--memory", "1e-6"});
+  CHECK(run(lines, one_by_one).rows == o.rows);
 }
 
 TEST_CASE("a file that is refused leaves the results that are there") {
