@@ -101,14 +101,18 @@ class compressor {
   }
 
   /// Ends all drafts: tokens that `llama_memory_seq_rm` has left count, as so many steps; the
-  /// others were never there. Refused: tokens before a draft taken away.
+  /// others were never there. Refused, with nothing changed: tokens before a draft taken away.
   void accept() {
     expect_between("accept");
+    std::vector<std::pair<index_t, index_t>> left;  // all or none are decided
     for (index_t r = 0; r < sequences_.count(); ++r) {
       if (sequences_[r].drafted > 0) {
-        decide(r, sequences_.left(r));
-        settle(r);
+        left.emplace_back(r, sequences_.left(r));
       }
+    }
+    for (const auto& [r, kept] : left) {
+      decide(r, kept);
+      settle(r);
     }
   }
 

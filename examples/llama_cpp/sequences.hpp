@@ -137,14 +137,17 @@ class sequences {
   }
 
   /// Refused: an engine whose newest token is another than the last seen, that is, graphs went by
-  /// in which nothing was recognised. Nothing is said of a sequence that was cleared.
+  /// in which nothing was recognised. A draft's tokens may be gone; nothing is said of a sequence
+  /// that was cleared.
   void expect_seen() const {
+    const sequence none;
     for (llama_seq_id s = 0; memory_ != nullptr && s < room_; ++s) {
       const llama_pos newest = llama_memory_seq_pos_max(memory_, s);
-      const std::int64_t seen = !own_ ? all_[0].seen : s < count() ? at(all_, s).seen : 0;
-      expects(newest < 0 || newest + std::int64_t{1} == seen, "llama.cpp: expected ", seen,
-              " tokens in the engine, got ", newest + std::int64_t{1}, ": ",
-              newest < seen ? "a draft's tokens alone can be taken back" : another_graph);
+      const sequence& of = !own_ ? all_[0] : s < count() ? at(all_, s) : none;
+      const std::int64_t got = newest + std::int64_t{1};
+      expects(newest < 0 || (got >= of.decided() && got <= of.seen), "llama.cpp: expected ",
+              of.seen, " tokens in the engine, got ", got, ": ",
+              got < of.seen ? "a draft's tokens alone can be taken back" : another_graph);
     }
   }
 

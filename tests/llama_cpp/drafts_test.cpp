@@ -104,6 +104,24 @@ TEST_CASE("llama.cpp: of two sequences that draft in one batch each takes back i
         1e-4F);
 }
 
+TEST_CASE("llama.cpp: another sequence goes on while a draft waits, and all drafts end or none") {
+  const twin models;
+  const auto text = draw_tokens(90, models.shape.vocab);
+  const kvmeld::llama::options o{.how = mode::own_attention, .limits = {{.slots = 48}}};
+  announced_llama kv(models.theirs.get(), policy_named("full_cache"), o, parameters_for(2));
+  kv.decode(tokens_of(text, 0, 20)), kv.decode(tokens_of(text, 0, 20, 1));
+  kv.decode(tokens_of(text, 20, 4), true);
+  llama_memory_seq_rm(kv.memory(), 0, 22, -1);
+  kv.decode(tokens_of(text, 20, 1, 1));  // check() lets the first's draft wait
+  kv.decode(tokens_of(text, 21, 2, 1), true), kv.decode(tokens_of(text, 23, 2, 1), true);
+  // Of the second one a token before its draft goes too: the first one's is not decided either.
+  llama_memory_seq_rm(kv.memory(), 1, 22, -1);
+  const auto before = kv.kv.report();
+  CHECK_THROWS_WITH(kv.kv.accept(), Contains("accept: expected 23 to 25 tokens in the engine"));
+  CHECK((kv.kv.report().tokens == before.tokens && kv.kv.report().bytes == before.bytes));
+  CHECK_THROWS_WITH(kv.kv.copy(0, 1), Contains("copy: expected accept first"));
+}
+
 TEST_CASE("llama.cpp: what is no draft is not taken back, and a draft waits for its prompt's end") {
   const twin models;
   const auto text = draw_tokens(90, models.shape.vocab);
