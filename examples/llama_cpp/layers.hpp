@@ -37,7 +37,7 @@ class layers : public request_layers<P> {
     for (chunk& c : chunks_) {
       tokens_ += static_cast<index_t>(c.cells.size());
       c.prompt = !c.draft && (c.cells.size() > 1 || this->open(c.request) || !decodes_);
-      c.together = c.prompt && measures_prompts_;
+      c.together = opens(c) && measures_prompts_;
     }
     for (const index_t l : kv_.held()) {
       kv_.of(l).came = {};
@@ -166,8 +166,8 @@ class layers : public request_layers<P> {
       if (!own && !c.prompt && meld_.has_value()) {
         meld_->compress(head_range{0, kv_.heads()});
       }
-      this->open_[static_cast<std::size_t>(c.request)] = c.prompt && meld_.has_value() ? 1 : 0;
-      if (c.cells.size() > 1 && !setup_.limits.front().is_shared) {
+      this->open_[static_cast<std::size_t>(c.request)] = opens(c) && meld_.has_value() ? 1 : 0;
+      if (!setup_.limits.front().is_shared) {
         this->end_prompt(c.request);
       }
     }
@@ -195,6 +195,11 @@ class layers : public request_layers<P> {
   }
 
  private:
+  /// Does a prompt begin with these tokens, or go on? A single token under a policy for prompts
+  /// alone is kept for the next one, whose end is known: no call has to end it.
+  bool opens(const chunk& c) const {
+    return c.prompt && (c.cells.size() > 1 || setup_.limits.front().is_shared);
+  }
   /// The tokens of repack's one sequence.
   const chunk& only() const { return chunks_.front(); }
   /// Token `i` of `n` tokens' rows, `[tokens, ...]`.
@@ -220,7 +225,7 @@ class layers : public request_layers<P> {
     }
     if (c.draft) {
       meld_->draft(heads, {queries_, keys_, values_}, result, n);
-    } else if (!c.prompt || (!c.together && measures_steps_)) {
+    } else if (!c.prompt || (!c.together && measures_steps_ && decodes_)) {
       for (index_t i = 0; i < n; ++i) {
         meld_->step(heads, {token(queries_, i, n), token(keys_, i, n), token(values_, i, n)},
                     token(result, i, n));

@@ -77,6 +77,8 @@ program_options program_options::parse(int count, const char* const* arguments) 
           "--draft: expected --mode own with it, got --mode " + o.mode);
   expect_plain("--policy", o.policy);
   const auto named = evaluate::detail::parse_policy(o.policy);
+  require(o.draft == 0 || named.policy.supports_decode(),
+          "--draft: expected a policy that decodes with it, got --policy " + o.policy);
   require(o.trigger == 0 || !budget_of(named.policy, o.budget, o.equal).is_shared,
           "--trigger: expected --equal with it (heads that share a budget have triggers of their "
           "own), got --policy " +

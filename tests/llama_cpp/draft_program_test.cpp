@@ -82,8 +82,12 @@ TEST_CASE("llama.cpp: the program writes with drafts what it writes without, and
   CHECK(run(o, 6).guessed == 0);
   o.policy = "fold", o.equal = false;
   CHECK(run(o, 6).text == run(o, 0).text);
-  const std::vector<const char*> asked = {"kvmeld-llama", "--model", "m",      "--prompt-file", "p",
-                                          "--draft",      "4",       "--mode", "repack"};
-  CHECK_THROWS_WITH(program_options::parse(static_cast<int>(asked.size()), asked.data()),
-                    "--draft: expected --mode own with it, got --mode repack");
+  const auto refused = [](const char* option, const char* value, const char* why) {
+    const std::vector<const char*> asked = {
+        "kvmeld-llama", "--model", "m", "--prompt-file", "p", "--draft", "4", option, value};
+    CHECK_THROWS_WITH(program_options::parse(static_cast<int>(asked.size()), asked.data()), why);
+  };
+  refused("--mode", "repack", "--draft: expected --mode own with it, got --mode repack");
+  refused("--policy", "attention_matching",
+          "--draft: expected a policy that decodes with it, got --policy attention_matching");
 }

@@ -114,6 +114,30 @@ TEST_CASE("llama.cpp: saved sequences of every family go on in a new context") {
   }
 }
 
+TEST_CASE("llama.cpp: single tokens under a policy for prompts alone are copied and saved too") {
+  const twin models;
+  const auto text = draw_tokens(length, models.shape.vocab);
+  const options o{.how = mode::own_attention, .limits = {{.slots = 48}}};
+  announced_llama kv(models.theirs.get(), policy_named("attention_matching:recent=4"), o,
+                     parameters_for(3));
+  kv.decode(tokens_of(text, 0, 60)), kv.decode(tokens_of(text, 60, 1));
+  kv.kv.copy(0, 1);
+  std::stringstream file;
+  kv.kv.save(file), kv.kv.load(file, 2);
+  std::vector<token_at> all;
+  for (llama_seq_id s = 0; s < 3; ++s) {
+    all.push_back({s, 61, text[61]});
+  }
+  const auto steps = kv.decode(all);
+  CHECK((difference(steps.row(1), steps.row(0)) < 1e-4F &&
+         difference(steps.row(2), steps.row(0)) < 1e-4F));
+  for (llama_seq_id s = 0; s < 3; ++s) {
+    kv.decode(tokens_of(text, 62, 30, s));  // its end compresses what was kept for it
+    CHECK(kv.kv.held().head(1, 1, s).length() == 48);
+    CHECK(kv.positions(1, 1, s) == kv.positions(1, 1, 0));
+  }
+}
+
 TEST_CASE("llama.cpp: what cannot be copied, saved or loaded is refused, and changes nothing") {
   const twin models;
   const auto text = draw_tokens(length, models.shape.vocab);
