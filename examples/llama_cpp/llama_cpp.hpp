@@ -96,8 +96,8 @@ class compressor {
   /// last of them, or none, a head is compressed. Later ones would see slots that a step evicts.
   /// Refused: repack, a draft that was not accepted yet.
   index_t draft_room(llama_seq_id sequence = 0) {
-    const index_t most = static_cast<index_t>(llama_n_ubatch(context_));
-    return std::min(most, layers_->draft_room(settled("draft_room", sequence)));
+    const index_t r = settled("draft_room", sequence);
+    return std::min(static_cast<index_t>(llama_n_ubatch(context_)), layers_->draft_room(r));
   }
 
   /// Ends all drafts: tokens that `llama_memory_seq_rm` has left count, as so many steps; the
@@ -133,8 +133,10 @@ class compressor {
   /// Saves a sequence, with the engine's own state of it (`llama_state_seq_get_data`). Refused:
   /// repack, layers that keep all, no tokens, a prompt or a draft in between.
   void save(std::ostream& out, llama_seq_id sequence = 0);
-  /// Loads what `save` saved under the same model, policy, budgets and parameters. Refused, with
-  /// nothing changed: repack, a sequence that has tokens, anything else.
+  /// Loads what `save` saved. Refused, with nothing changed: repack, layers that keep all, a
+  /// sequence that has tokens, changed bytes, heads of another policy, shape, capacity, scale or
+  /// row type, a state that llama.cpp does not take or of other tokens than the heads. The caller
+  /// sees to the same model, parameters of the policy and context, and budgets.
   void load(std::istream& in, llama_seq_id sequence = 0);
 
   /// Forgets all; goes with llama_memory_clear. A sequence that the engine has removed, or that
@@ -178,8 +180,9 @@ class compressor {
       forget(r);
     }
   }
-  /// A sequence's request. Refused: repack, a prompt or a draft in between.
+  /// A sequence's request. Refused: no context, repack, a prompt or a draft in between.
   index_t settled(const char* call, llama_seq_id sequence) {
+    expects(context_ != nullptr, call, ": expected bind(context) before it");
     expect_between(call);
     const index_t r = sequences_.expect_own(call, sequence);
     expects(sequences_[r].drafted == 0, call, ": expected accept first, got a draft");

@@ -152,11 +152,19 @@ class request_layers {
             setup_.count(part::whole), " that keep all");
   }
   void save(std::ostream& out, index_t request) { meld_->save(out, request); }
+  /// May throw with memory reserved: `clear` gives it back.
   void load(std::istream& in, index_t request) {
     const auto heads = heads_of(request, false);
     std::ranges::for_each(heads, [&](index_t h) { kv_.reserve(h, setup_.capacity); });
     meld_->load(in, request);
     std::ranges::for_each(heads, [&](index_t h) { kv_.fit(h, kv_.head(h).length()); });
+  }
+  /// Refused: heads of other tokens than the engine's state.
+  void expect_tokens(index_t request, std::int64_t tokens) {
+    for (const index_t h : heads_of(request, false)) {
+      expects(errc::corrupt_file, kv_.head(h).next_position() == tokens, "load: expected heads of ",
+              tokens, " tokens (llama.cpp's state), got ", kv_.head(h).next_position());
+    }
   }
 
  protected:

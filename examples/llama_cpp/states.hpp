@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>  // std::min
+#include <utility>    // std::swap
 
 #include "llama_cpp/llama_cpp.hpp"
 
@@ -75,18 +76,27 @@ void compressor<P>::load(std::istream& in, llama_seq_id sequence) {
     engine += from.get_text(std::min(left, block));
   }
   from.finish();
-  for (std::size_t i = 0; !layers_->known() && i < specs.size(); ++i) {
-    (*layers_)[layers_->cache().held()[i]].model = specs[i];  // no graph has said it yet
-  }
-  layers_->load(in, r);
-  const auto* const bytes = reinterpret_cast<const std::uint8_t*>(engine.data());
-  if (llama_state_seq_set_data(context_, bytes, engine.size(), sequence) != engine.size()) {
+  const auto exchange_models = [&] {
+    for (std::size_t i = 0; !layers_->known() && i < specs.size(); ++i) {
+      std::swap((*layers_)[layers_->cache().held()[i]].model, specs[i]);  // no graph has said it
+    }
+  };
+  exchange_models();
+  auto& s = sequences_[r];
+  try {
+    layers_->load(in, r);
+    const auto* const bytes = reinterpret_cast<const std::uint8_t*>(engine.data());
+    expects(llama_state_seq_set_data(context_, bytes, engine.size(), sequence) == engine.size(),
+            "load: expected a state that llama.cpp takes in this context, got another");
+    s.seen = llama_memory_seq_pos_max(memory_, sequence) + std::int64_t{1};
+    layers_->expect_tokens(r, s.seen);
+  } catch (...) {
+    exchange_models();
     forget(r);
-    expects(false, "load: expected a state that llama.cpp takes in this context, got another");
+    llama_memory_seq_rm(memory_, sequence, -1, -1);
+    throw;
   }
   // Own attention leaves the engine the newest tokens, one after the other.
-  auto& s = sequences_[r];
-  s.seen = llama_memory_seq_pos_max(memory_, sequence) + std::int64_t{1};
   for (index_t p = llama_memory_seq_pos_min(memory_, sequence); p < s.seen; ++p) {
     s.positions.push_back(p), s.cells.push_back(-1);
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Sequences copied, saved and loaded: what they write then is what they would have written.
 #include <catch2/catch.hpp>
+#include <cstring>  // std::memcpy
 #include <sstream>
 
 #include "llama_cpp/announced.hpp"
@@ -156,18 +157,45 @@ TEST_CASE("llama.cpp: what cannot be copied, saved or loaded is refused, and cha
   CHECK_THROWS_WITH(load(kv, saved, 2), Contains("load: expected a sequence of 0 to 1"));
   CHECK_THROWS_WITH(kv.kv.copy(0, 2), Contains("copy: expected a sequence of 0 to 1"));
   // Every byte counts, and the sequence stays empty.
-  const auto before = kv.kv.report();
+  auto before = kv.kv.report();
   for (std::size_t at = 0; at < saved.size(); at += at < 64 ? 1 : 997) {
     std::string changed = saved;
     changed[at] = static_cast<char>(changed[at] ^ 0x10);
     CHECK_THROWS_AS(load(kv, changed, 1), kvmeld::error);
     CHECK_THROWS_AS(load(kv, saved.substr(0, at), 1), kvmeld::error);
   }
-  CHECK((kv.kv.report().tokens == before.tokens && kv.kv.report().bytes == before.bytes));
-  CHECK(llama_memory_seq_pos_max(kv.memory(), 1) == -1);
+  const auto unchanged = [&] {
+    const auto now = kv.kv.report();
+    CHECK((now.tokens == before.tokens && now.bytes == before.bytes));
+    CHECK(now.reserved_bytes == before.reserved_bytes);
+    CHECK(llama_memory_seq_pos_max(kv.memory(), 1) == -1);
+  };
+  unchanged();
+  // llama.cpp's state of 100 tokens before the heads of 101.
+  kv.decode(std::vector<token_at>{{0, length, 5}});
+  std::stringstream longer;
+  kv.kv.save(longer);
+  const auto state_of = [](const std::string& bytes) {
+    std::uint64_t size = 0;  // two layers without sinks come before it, a CRC-32 after it
+    std::memcpy(&size, bytes.data() + 8 + 2 * 12, sizeof size);
+    return 8 + 2 * 12 + 8 + static_cast<std::size_t>(size) + 4;
+  };
+  before = kv.kv.report();
+  CHECK_THROWS_WITH(
+      load(kv, saved.substr(0, state_of(saved)) + longer.str().substr(state_of(longer.str())), 1),
+      Contains("load: expected heads of 100 tokens (llama.cpp's state), got 101"));
+  unchanged();
   load(kv, saved, 1);
   announced_llama other(models.theirs.get(), policy_named("tova"), o, parameters_for(2));
+  const auto empty = other.kv.report();
+  const float scale = other.kv.held()[0].model.scale;
   CHECK_THROWS_WITH(load(other, saved, 0), Contains("load: expected policy tova, got h2o"));
+  CHECK((other.kv.report().reserved_bytes == empty.reserved_bytes &&
+         other.kv.held()[0].model.scale == scale));
+  kvmeld::llama::compressor unbound(models.theirs.get(), policy_named("h2o"), o);
+  CHECK_THROWS_WITH(unbound.draft_room(), Contains("draft_room: expected bind(context) before it"));
+  std::istringstream in(saved);
+  CHECK_THROWS_WITH(unbound.load(in), Contains("load: expected bind(context) before it"));
   announced_llama few(models.theirs.get(), policy_named("h2o"),
                       {.how = mode::own_attention, .limits = {{.slots = 40}}}, parameters_for(2));
   CHECK_THROWS_AS(load(few, saved, 0), kvmeld::error);
