@@ -28,9 +28,10 @@ program_options program_options::parse(int count, const char* const* arguments) 
   app.add_option("--model", o.model, "GGUF file")->required();
   app.add_option("--prompt-file", o.prompt_file, "text to read")->required();
   app.add_option("--policy", o.policy, "name[:parameter=value,...]");
-  app.add_option("--budget", o.budget,
-                 "slots per head; under fold on average, divided over the model by scores");
-  app.add_flag("--equal", o.equal, "under fold too the same budget for every head");
+  app.add_option(
+      "--budget", o.budget,
+      "slots per head; under fold and kvmerger on average, divided over the model by scores");
+  app.add_flag("--equal", o.equal, "under fold and kvmerger too the same budget for every head");
   app.add_option("--trigger", o.trigger,
                  "return to an equal budget at so many slots; 0: never hold more than the budget");
   app.add_option("--room", o.room, "slots beside the budget that the tokens written may fill");

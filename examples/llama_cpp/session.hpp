@@ -29,7 +29,7 @@ inline void expect_plain(const std::string& option, const std::string& name) {
 }
 
 /// The budget of `slots` a head: shared by all heads of the model where the policy divides them
-/// (`fold`), unless they are to be equal.
+/// (`fold`, `kvmerger`), unless they are to be equal.
 inline budget budget_of(const evaluate::any_policy& policy, index_t slots, bool equal) {
   const bool shares = policy.visit([](const auto& p) {
     return requires { p.sharing(index_t{}, index_t{}); };

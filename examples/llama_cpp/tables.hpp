@@ -15,8 +15,8 @@ namespace kvmeld::llama {
 std::vector<mode> parse_modes(const std::string& list);
 
 /// A Markdown table to `out`: the full cache, then for every budget of `o` every policy, in every
-/// mode; under `fold` shared, then equal budgets. Throws `usage_error` where a policy's name
-/// divides budgets or chooses queries.
+/// mode; under `fold` and `kvmerger` shared, then equal budgets. Throws `usage_error` where a
+/// policy's name divides budgets or chooses queries.
 ///   needle          a fact planted in a prompt of `o.prompt` tokens, one micro-batch, which is
 ///                   compressed before the question comes
 ///   decoded needle  a fact in the first tenth of a text that comes in chunks of 64
