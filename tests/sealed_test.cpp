@@ -28,7 +28,7 @@ TEST_CASE("behind a seal every policy does what it does on a head of its own", "
       continue;
     }
     const budget b = shared ? budget::shared(slots, 4) : budget{.slots = slots};
-    if (e.name == "ems") {
+    if (e.policy.name() == "ems") {
       CHECK_THROWS_WITH(pair(e.policy, b, spec), Catch::Contains("seal: ems: expected a policy"));
       continue;
     }

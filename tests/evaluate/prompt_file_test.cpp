@@ -236,7 +236,7 @@ TEST_CASE("nats of an answer are those of the tokens one by one over the whole p
   CHECK(o.rows[1].back() == ',');  // one prompt has no standard error
 }
 
-TEST_CASE("--prompts takes a number or files") {
+TEST_CASE("prompts are given as a number or as files") {
   const auto parse = [](const std::string& value) {
     const std::string model = (models / "kvmeld-2m").string(),
                       text = (models / "held-out.txt").string();

@@ -61,7 +61,8 @@ TEST_CASE("one policy compresses the prompt, another decodes", "[composition]") 
       }
       INFO(first.name << ", then " << second.name);
       stream next = prompt;
-      if (second.name == "ems" && prompt.has_log_mass()) {  // which its table cannot take in
+      if (second.policy.name() == "ems" &&
+          prompt.has_log_mass()) {  // which its table cannot take in
         const auto go_on = [&] {
           next.hand_over(second.policy, queries.view(), target);
           next.step({target});

@@ -64,9 +64,10 @@ class observe_calls : protected compressor_base<P> {
       if (given.log_sum_exp) {
         seen.log_sum_exp = in.log_sum_exp.subspan(as_size(first), as_size(group));
       }
-      if (sealed > 0) {
-        seen =
-            given.probabilities ? observed_behind(all, sealed, w, seen.log_sum_exp) : observation();
+      if (sealed > 0) {  // without a sink's share a policy that needs neither is given neither
+        const bool whole = given.log_sum_exp || all.spec().sink_logits.empty();
+        seen = given.probabilities && whole ? observed_behind(all, sealed, w, seen.log_sum_exp)
+                                            : observation();
       }
       if (given.query) {
         seen.query = in.query.floats(std::ptrdiff_t{first} * dim, group * dim, w.input.data());
