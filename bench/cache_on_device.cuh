@@ -31,7 +31,7 @@ inline std::vector<bfloat16> normal(std::size_t n) {
 
 struct cache_shape {
   index_t heads, length, capacity, dim = 128, group = 4;
-  index_t spare = 0;  ///< of `cache_view`
+  index_t spare = 0;  ///< behind the capacity, in arrays of `cache_view`
 };
 
 /// A cache, its policy's state and a step's tokens.
@@ -93,7 +93,7 @@ struct cache_on_device {
             &spec,
             nullptr,
             0,
-            shape.spare};
+            shape.capacity + shape.spare};
   }
   /// The state of a policy, as it is before anything was observed, also after `reset`.
   template <class Policy>

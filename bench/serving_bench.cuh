@@ -31,7 +31,7 @@ inline void serve(benchmark::State& state, bool narrow) {
   kv.reset();
   auto view = kv.view().with_active(list.data(), static_cast<index_t>(run_list.size()));
   if (!narrow) {
-    view.capacity = view.stride(), view.spare = 0;
+    view.capacity = view.stride();
   }
   const buffer<char> memory(workspace_bytes(h2o{}, view));
   const auto run = [&] {

@@ -130,7 +130,7 @@ TEST_CASE("a step launches blocks for the slots and the heads of its view alone"
   // As of 32 requests with 8 heads each in a layer, of 1,024 slots in arrays for 32,768: logits
   // and tickets alone.
   cache_view<half> layer = all;
-  layer.heads = 256, layer.capacity = 32768, layer.spare = 0;
+  layer.heads = 256, layer.capacity = layer.slot_stride = 32768;
   const auto bytes = [](const cache_view<half>& x) {
     return static_cast<double>(workspace_bytes(x));
   };

@@ -94,7 +94,7 @@ struct cache_case {
   float scale = 0.125F;
   index_t page = 4;              ///< slots of a page
   const rotary* rope = nullptr;  ///< of the keys, for the CPU's library; null: as the fixtures
-  index_t spare = 0;             ///< of `cache_view`
+  index_t spare = 0;             ///< behind the capacity, in arrays of `cache_view`
 
   index_t stride() const { return capacity + spare; }
   /// Heads that share a sequence's slots, or its pages: all, or two of an even number.
@@ -223,7 +223,7 @@ struct device_cache {
             spec,
             nullptr,
             0,
-            shape.spare};
+            shape.stride()};
   }
 
   void check_guards() const {

@@ -67,9 +67,9 @@ struct cache_view {
   /// This block's head.
   KVMELD_DEVICE index_t head() const { return active_heads{active}.head(); }
 
-  /// Slots of `log_mass`, `position` and a state after each head's `capacity`, which calls leave
-  /// alone.
-  index_t spare = 0;
+  /// Slots of each head in `log_mass`, `position` and a state: those of `capacity`, and more that
+  /// calls leave alone. Held, not summed: kernels read it where it lies.
+  index_t slot_stride = capacity;
 
   /// The first `slots` slots of each head alone, where no head has more: launches and workspaces
   /// are sized by these, and a head that has more is one without room.
@@ -77,11 +77,11 @@ struct cache_view {
     expects(slots >= 1 && slots <= stride(), "cuda: expected a capacity of 1 to ", stride(),
             " slots, got ", slots);
     cache_view x = *this;
-    x.spare = stride() - slots, x.capacity = slots;
+    x.capacity = slots;
     return x;
   }
   /// Slots that a head has in arrays of the cache and of its state.
-  KVMELD_HD index_t stride() const { return capacity + spare; }
+  KVMELD_HD index_t stride() const { return slot_stride; }
   /// Of head `h`, slot 0.
   KVMELD_HD float* log_mass_of(index_t h) const { return log_mass + std::ptrdiff_t{h} * stride(); }
   KVMELD_HD index_t* position_of(index_t h) const {
@@ -169,7 +169,8 @@ void check(const cache_view<Scalar>& cache) {
   expects(cache.heads >= 0 && cache.capacity >= 1 && cache.capacity <= max_capacity,
           "cuda: expected at least 0 heads and a capacity of 1 to ", max_capacity, " slots, got ",
           cache.heads, " heads and ", cache.capacity, " slots");
-  expects(cache.spare >= 0, "cuda: expected at least 0 spare slots, got ", cache.spare);
+  expects(cache.stride() >= cache.capacity, "cuda: expected a slot_stride of at least ",
+          cache.capacity, " slots, got ", cache.stride());
   expects(cache.keys.data != nullptr && cache.values.data != nullptr && cache.log_mass != nullptr &&
               cache.position != nullptr && cache.length != nullptr &&
               cache.next_position != nullptr,
