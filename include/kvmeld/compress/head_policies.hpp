@@ -106,9 +106,9 @@ class head_policies {
   void expect_given(const char* call, index_t h, const observation_needs& given) const {
     by_policy(h, [&](const auto& p) { expect_given(call, p, given); });
   }
-  /// Refused: what is given leaves a policy without what it needs behind a seal: probabilities,
-  /// from which a log-sum-exp within is taken, and with a sink a log-sum-exp, by which it has its
-  /// share.
+  /// Refused behind a seal: a policy that needs the log-sum-exp without probabilities, which say
+  /// how much of it lies there; one that needs probabilities without a log-sum-exp where attention
+  /// has sinks, whose share it says.
   void expect_given_sealed(const char* call, index_t h, const observation_needs& given) const {
     by_policy(h, [&](const auto& p) {
       const observation_needs needs = traits::observation_needs_of(p);

@@ -64,7 +64,7 @@ class observe_calls : protected compressor_base<P> {
       if (given.log_sum_exp) {
         seen.log_sum_exp = in.log_sum_exp.subspan(as_size(first), as_size(group));
       }
-      if (sealed > 0) {  // without a sink's share a policy that needs neither is given neither
+      if (sealed > 0) {  // without the sinks' share only policies that need neither come here
         const bool whole = given.log_sum_exp || all.spec().sink_logits.empty();
         seen = given.probabilities && whole ? observed_behind(all, sealed, w, seen.log_sum_exp)
                                             : observation();

@@ -215,7 +215,8 @@ class request_calls : protected seal_calls<P> {
     ~rows_taken_back() { head.restore(length, next_position); }
   };
 
-  /// What a refusal has counted as pages in use of heads is not.
+  /// Carries out `call`. Where it refuses, the pages of `heads` are counted anew: checks count them
+  /// as in use.
   void or_recount(const std::vector<index_t>& heads, const auto& call) {
     try {
       call();

@@ -31,7 +31,8 @@ class seal_calls : protected observe_calls<P> {
     }
   }
 
-  /// The slots of head `h` that the seal of a request's first `tokens` tokens is of.
+  /// How many slots of head `h` hold the request's first `tokens` tokens. Refused: what `seal`
+  /// refuses.
   index_t expect_seal(index_t h, index_t tokens) const {
     const head_ref head = kv_.head(h);
     const one_head& one = of(h);
@@ -69,7 +70,7 @@ class seal_calls : protected observe_calls<P> {
             " slots (sealed, budget and the new token), got ", kv_.head(h).capacity());
   }
 
-  /// What a head decodes within from now on, without a prompt that has begun, behind its seal.
+  /// Holds a head to `limit` from now on, with `sealed` slots and no prompt begun.
   void hold_to(index_t h, const budget& limit, index_t sealed) {
     of(h).limit = limit;
     of(h).sealed = sealed;

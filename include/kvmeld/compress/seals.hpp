@@ -69,7 +69,7 @@ inline observation observed_behind(const head_ref& head, index_t sealed, workspa
     for (index_t s = 0; s < own; ++s) {
       all += from[s];
     }
-    all = std::max(all, std::numeric_limits<float>::min());  // nothing of it may be left
+    all = std::max(all, std::numeric_limits<float>::min());  // all attention may be before the seal
     for (index_t s = 0; s < own; ++s) {
       to[s] = from[s] / all;
     }
