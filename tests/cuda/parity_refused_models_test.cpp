@@ -4,7 +4,6 @@
 #include <string>
 #include <string_view>
 
-#include "cuda/emulator.hpp"
 #include "kvmeld/cuda/policies/evicting_rules.cuh"
 #include "kvmeld/cuda/workspace.cuh"
 #include "kvmeld/memory/attention_spec.hpp"
