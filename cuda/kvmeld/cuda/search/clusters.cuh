@@ -21,10 +21,11 @@ struct cluster_scratch {
 };
 
 /// The weighted means of points that lie together in `members`, rounded to half. A centre without
-/// members stays where it is, at first at its seed. A warp a centre.
+/// members stays where it is, at first at its seed. A warp a centre, which may have hundreds.
 struct mean_centres {
   static constexpr index_t threads = 256;
   static constexpr index_t most_own = point_rows::most_depth / 256;  // packs of a lane
+  static constexpr index_t some = 4;                                 // members in flight
   struct shared_memory {};
 
   clustered_points x;
@@ -50,17 +51,37 @@ struct mean_centres {
   KVMELD_DEVICE bool place(index_t h, index_t c, const index_t* slots, index_t size) const {
     const point_rows& to = work.means;
     float sum[most_own][8] = {}, total = 0;
-    for (index_t e = 0; e < size; ++e) {
-      const half* const row = x.points.row(h, slots[e]);
-      const float w = size == 1 ? 1.0F : x.weight[x.at(h, slots[e])];
-      total += w;
-      KVMELD_UNROLL
-      for (index_t u = 0; u < most_own; ++u) {
-        if (const index_t i = u * 256 + lane() * 8; i < to.depth) {
-          const auto y = load_16(row + i);
+    for (index_t base = 0; base < size; base += 32) {
+      const index_t mine = slots[base + lane() < size ? base + lane() : 0];
+      const float weight = size == 1 ? 1.0F : x.weight[x.at(h, mine)];
+      const index_t count = size - base < 32 ? size - base : 32;
+      KVMELD_ROLLED
+      for (index_t e0 = 0; e0 < count; e0 += some) {
+        vector_16<half> row[some][most_own];
+        KVMELD_UNROLL
+        for (index_t e = 0; e < some; ++e) {
+          const half* const from = x.points.row(h, shuffle(mine, e0 + e));
           KVMELD_UNROLL
-          for (index_t j = 0; j < 8; ++j) {
-            sum[u][j] += w * to_float(y[j]);
+          for (index_t u = 0; u < most_own; ++u) {
+            if (const index_t i = u * 256 + lane() * 8; i < to.depth && e0 + e < count) {
+              row[e][u] = load_16(from + i);
+            }
+          }
+        }
+        KVMELD_UNROLL
+        for (index_t e = 0; e < some; ++e) {
+          const float w = shuffle(weight, e0 + e);
+          if (e0 + e < count) {
+            total += w;
+            KVMELD_UNROLL
+            for (index_t u = 0; u < most_own; ++u) {
+              if (u * 256 + lane() * 8 < to.depth) {
+                KVMELD_UNROLL
+                for (index_t j = 0; j < 8; ++j) {
+                  sum[u][j] += w * to_float(row[e][u][j]);
+                }
+              }
+            }
           }
         }
       }

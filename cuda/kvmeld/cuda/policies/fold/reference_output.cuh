@@ -133,46 +133,6 @@ struct reference_output {
   }
 };
 
-/// The rows of a plan, keys and values, as floats or in `Parts` of 16 bits. A warp a row.
-template <class Scalar, bool Parts>
-struct merge_rows {
-  static constexpr index_t threads = 256;
-  struct shared_memory {};
-
-  cache_view<Scalar> cache;
-  plan_view plan;
-  plan_rows to;
-
-  /// Grid: heads, any number of blocks that share the rows.
-  KVMELD_DEVICE void operator()(shared_memory&) const {
-    const index_t h = cache.head();
-    const auto keys = cache.keys.of(h), values = cache.values.of(h);
-    const index_t* const begin = plan.begin + cache.bound(h, 0);
-    const merge_source* const sources = plan.sources + cache.slot(h, 0);
-    each_by_warp<threads>(plan.rows[h], [&](index_t r) {
-      for (index_t i = lane(); i < cache.dim; i += 32) {
-        float k = 0, v = 0;
-        for (index_t e = begin[r]; e < begin[r + 1]; ++e) {
-          k += sources[e].key_weight * to_float(keys.at(sources[e].source)[i]);
-          v += sources[e].value_weight * to_float(values.at(sources[e].source)[i]);
-        }
-        if constexpr (Parts) {
-          put(to.template key_parts<Scalar>(h, r) + i, k);
-          put(to.template value_parts<Scalar>(h, r) + i, v);
-        } else {
-          to.key[to.at(h, r) + i] = k, to.value[to.at(h, r) + i] = v;
-        }
-      }
-    });
-  }
-
- private:
-  KVMELD_DEVICE void put(Scalar* to_part, float x) const {
-    const Scalar high = from_float<Scalar>(x);
-    to_part[0] = high, to_part[cache.dim] = from_float<Scalar>(x - to_float(high));
-  }
-};
-
 /// `P = softmax(scale · q·k_r + β_r)` over the rows, as rows of the ridge's system those that it
 /// knows, and what `P V` lacks of the output. Of a block's queries also P's squares in the system,
 /// and the largest number that is lacking.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvmeld/cuda/merge/ridge.cuh"
+#include "kvmeld/cuda/policies/fold/merge_rows.cuh"
 #include "kvmeld/cuda/policies/fold/probability_tiles.cuh"
 #include "kvmeld/cuda/policies/fold/reference_output.cuh"
 #include "kvmeld/cuda/policies/fold/reference_tiles.cuh"
