@@ -12,19 +12,23 @@ namespace kvmeld::cuda {
 
 namespace detail {
 
-/// `k·k` of every slot in use: a warp a row, in the order of lanes.
+/// `k·k` of every slot in use of heads that remove some: a warp a row, in the order of lanes.
 template <class Scalar>
 struct squared_norms {
   static constexpr index_t threads = 256;
   struct shared_memory {};
 
   cache_view<Scalar> cache;
-  float* norm;  // [heads, capacity]
+  const index_t* removed;  // [heads] how many
+  float* norm;             // [heads, capacity]
   bool aligned;
 
   /// Grid: heads, stretches of 256 slots.
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head();
+    if (removed[h] == 0) {
+      return;
+    }
     const index_t begin = static_cast<index_t>(block_index().y) * 256, n = cache.length[h];
     const auto keys = cache.keys.of(h);
     for (index_t s = begin + warp(); s < n && s < begin + 256; s += threads / 32) {
@@ -164,10 +168,11 @@ void match_by(const Similarity& similarity, const cache_view<Scalar>& cache,
   }
 }
 
-/// `k·k` of every slot in use, into `norm [heads, capacity]`.
+/// `k·k` of every slot in use, into `norm [heads, capacity]`, of heads whose `removed` is not
+/// empty.
 template <class Scalar>
-void norms(const cache_view<Scalar>& cache, float* norm, stream stream) {
-  launch(squared_norms<Scalar>{cache, norm, cache.aligned()},
+void norms(const cache_view<Scalar>& cache, const slot_lists& removed, float* norm, stream stream) {
+  launch(squared_norms<Scalar>{cache, removed.count, norm, cache.aligned()},
          {cache.blocks(), static_cast<unsigned>((cache.capacity + 255) / 256)}, stream);
 }
 
@@ -193,7 +198,7 @@ void match(const Similarity& similarity, const cache_view<Scalar>& cache, const 
     workspace_allocator from(memory);
     norm = from.take<float>(match_workspace_bytes(cache.heads, cache.capacity) / sizeof(float));
     from.check("cuda match");
-    detail::norms(cache, norm, stream);
+    detail::norms(cache, removed, norm, stream);
   }
   detail::match_by(similarity, cache, removed, kept, norm, out, stream);
 }

@@ -39,7 +39,7 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
   launch(weigh{cache, queries, own.sum, own.mass}, {heads, shares(cache.capacity, weigh::threads)},
          stream);
 
-  norms(cache, d.similarity, stream);
+  norms(cache, d.removed_list(), d.similarity, stream);
   match_by(ward_similarity{own.mass, true}, cache, d.removed_list(), d.removed_list(), d.similarity,
            d.nearest, stream);
   launch(choose_cheapest<Scalar>{cache, d, limits}, {heads}, stream);

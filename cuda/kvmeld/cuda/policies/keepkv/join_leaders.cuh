@@ -252,7 +252,7 @@ void join_tiles(const cache_view<Scalar>& cache, const keep_evict_partition& of,
 template <class Scalar>
 void join(const cache_view<Scalar>& cache, const keep_evict_partition& of, index_t* ends,
           float* norm, float similarity, stream stream) {
-  norms(cache, norm, stream);
+  norms(cache, of.removed_list(), norm, stream);
   if (cache.dim <= 128) {
     join_tiles<128>(cache, of, ends, norm, similarity, stream);
   } else {
