@@ -25,7 +25,12 @@ def graphed(work):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    return graph.replay
+
+    def replay():
+        graph.replay()
+
+    replay.reads = work  # its inputs: the graph knows their addresses alone
+    return replay
 
 
 def flex_decode(heads, slots, group, attention=flex_attention, device="cuda"):
