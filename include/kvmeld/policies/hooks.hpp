@@ -38,8 +38,8 @@ auto score_of(const P& p, const head_ref& head, const head_state& state) {
 }  // namespace detail
 
 /// What runs a policy over a head, `hooks(policy).plan(...)`, with a default for every member that
-/// it omits. Of a policy chosen at run time: the one inside. All but templates is defined outside
-/// of the class, so that a program with many files may compile it once (`kvmeld::compiled`).
+/// it omits; of a policy chosen at run time, the one inside. What is public is no template, and
+/// defined outside of the class: `kvmeld::compiled` has it.
 template <class P>
 class hooks {
  public:
@@ -48,44 +48,23 @@ class hooks {
   /// One decode step's attention, or reference queries.
   void observe(const head_ref& head, head_state& state, const observation& seen) const;
   void observe(const head_ref& head, head_state& state, const query_view<float>& seen) const;
-  void observe(const head_ref& head, head_state& state, const auto& seen) const {
-    if constexpr (detail::chosen_at_run_time<P>) {
-      p_.visit([&](const auto& one) { kvmeld::hooks(one).observe(head, state, seen); });
-    } else if constexpr (requires { p_.observe(head, state, seen); }) {
-      p_.observe(head, state, seen);
-    }
-  }
+  void observe(const head_ref& head, head_state& state, const query_view<Eigen::half>& seen) const;
+  void observe(const head_ref& head, head_state& state,
+               const query_view<Eigen::bfloat16>& seen) const;
 
   /// A plan on `queries`, if there are any and the policy takes them.
   void plan(const head_ref& head, const head_state& state, const query_view<float>& queries,
             index_t target, slot_scratch& work, merge_plan& out) const;
-  template <class T>
-  void plan(const head_ref& head, const head_state& state, const query_view<T>& queries,
-            index_t target, slot_scratch& work, merge_plan& out) const {
-    if constexpr (detail::chosen_at_run_time<P>) {
-      return p_.visit([&](const auto& one) {
-        kvmeld::hooks(one).plan(head, state, queries, target, work, out);
-      });
-    } else {
-      if constexpr (requires { p_.plan(head, state, queries, target, work, out); }) {
-        if (queries.count > 0) {
-          return p_.plan(head, state, queries, target, work, out);
-        }
-      }
-      if constexpr (detail::makes_plans<const P>) {
-        p_.plan(head, state, target, work, out);
-      } else {
-        evict(head, target, detail::protected_slots_of(p_, head, target),
-              detail::score_of(p_, head, state), work, out);
-      }
-    }
-  }
+  void plan(const head_ref& head, const head_state& state, const query_view<Eigen::half>& queries,
+            index_t target, slot_scratch& work, merge_plan& out) const;
+  void plan(const head_ref& head, const head_state& state,
+            const query_view<Eigen::bfloat16>& queries, index_t target, slot_scratch& work,
+            merge_plan& out) const;
 
   /// What the policy wants compared during the step's attention; nothing, if it predicts nothing.
   void predict_victim(const head_ref& head, head_state& state, index_t target,
                       fused_similarity& comparison) const;
-  /// One slot's removal: the policy's own, or none offered. `comparison`: what attention has
-  /// computed, if the policy predicted a victim.
+  /// One slot's removal, or none offered. `comparison`: what attention computed for the victim.
   std::optional<slot_removal> choose_victim(const head_ref& head, const head_state& state,
                                             index_t target,
                                             const fused_similarity& comparison = {}) const;
@@ -112,23 +91,73 @@ class hooks {
               fused_similarity* comparison = nullptr) const;
 
  private:
+  void observe_any(const head_ref& head, head_state& state, const auto& seen) const {
+    if constexpr (detail::chosen_at_run_time<P>) {
+      p_.visit([&](const auto& one) { kvmeld::hooks(one).observe(head, state, seen); });
+    } else if constexpr (requires { p_.observe(head, state, seen); }) {
+      p_.observe(head, state, seen);
+    }
+  }
+  void plan_any(const head_ref& head, const head_state& state, const auto& queries, index_t target,
+                slot_scratch& work, merge_plan& out) const {
+    if constexpr (detail::chosen_at_run_time<P>) {
+      return p_.visit([&](const auto& one) {
+        kvmeld::hooks(one).plan(head, state, queries, target, work, out);
+      });
+    } else {
+      if constexpr (requires { p_.plan(head, state, queries, target, work, out); }) {
+        if (queries.count > 0) {
+          return p_.plan(head, state, queries, target, work, out);
+        }
+      }
+      if constexpr (detail::makes_plans<const P>) {
+        p_.plan(head, state, target, work, out);
+      } else {
+        evict(head, target, detail::protected_slots_of(p_, head, target),
+              detail::score_of(p_, head, state), work, out);
+      }
+    }
+  }
+
   const P& p_;
 };
 
 template <class P>
 void hooks<P>::observe(const head_ref& head, head_state& state, const observation& seen) const {
-  observe<>(head, state, seen);
+  observe_any(head, state, seen);
 }
 template <class P>
 void hooks<P>::observe(const head_ref& head, head_state& state,
                        const query_view<float>& seen) const {
-  observe<>(head, state, seen);
+  observe_any(head, state, seen);
+}
+template <class P>
+void hooks<P>::observe(const head_ref& head, head_state& state,
+                       const query_view<Eigen::half>& seen) const {
+  observe_any(head, state, seen);
+}
+template <class P>
+void hooks<P>::observe(const head_ref& head, head_state& state,
+                       const query_view<Eigen::bfloat16>& seen) const {
+  observe_any(head, state, seen);
 }
 
 template <class P>
 void hooks<P>::plan(const head_ref& head, const head_state& state, const query_view<float>& queries,
                     index_t target, slot_scratch& work, merge_plan& out) const {
-  plan<>(head, state, queries, target, work, out);
+  plan_any(head, state, queries, target, work, out);
+}
+template <class P>
+void hooks<P>::plan(const head_ref& head, const head_state& state,
+                    const query_view<Eigen::half>& queries, index_t target, slot_scratch& work,
+                    merge_plan& out) const {
+  plan_any(head, state, queries, target, work, out);
+}
+template <class P>
+void hooks<P>::plan(const head_ref& head, const head_state& state,
+                    const query_view<Eigen::bfloat16>& queries, index_t target, slot_scratch& work,
+                    merge_plan& out) const {
+  plan_any(head, state, queries, target, work, out);
 }
 
 template <class P>
@@ -260,8 +289,7 @@ void apply(const P& p, slot_removal change, const head_ref& head, head_state& st
   merge::carry_out(change, head, state);
 }
 
-/// The budget of a head that must never hold more than `slots` between steps, with the
-/// policy's `eviction_batch`: it frees several slots at once, now and then.
+/// The budget of a head that never holds more than `slots` between steps, `eviction_batch` at once.
 template <policy P>
 budget budget_within(const P& p, index_t slots) {
   const index_t free = std::min(traits::eviction_batch(p, slots), slots - traits::min_budget(p));
