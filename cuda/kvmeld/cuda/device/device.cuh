@@ -72,8 +72,9 @@
 /// without a word: `tests/cuda/host_calls` refuses such objects.
 ///
 /// `shared_union<A, B>` is the same shared memory, first as an `A`, then as a `B`, both arrays.
-/// Registers have no addresses: a loop over an array of them carries `KVMELD_UNROLL`. Instructions
-/// that run once are read from memory: a loop that is to stay short carries `KVMELD_ROLLED`.
+/// Registers have no addresses: a loop over an array of them carries `KVMELD_UNROLL`, and loops
+/// within each other are `unrolled<M, N>(use)`. Instructions that run once are read from memory: a
+/// loop that is to stay short carries `KVMELD_ROLLED`.
 ///
 /// `stream`, `fits`, `blocks_at_once`, `launch` and `launch_early` are the host's side:
 /// asynchronous, and `cuda_error` when refused. A kernel launched early may begin while the launch
@@ -104,5 +105,27 @@ namespace kvmeld::cuda {
 
 /// e^x = 2^(x · log2 e), ln x = log2 x · ln 2.
 inline constexpr float log2_e = 1.4426950408889634F, ln_2 = 0.6931471805599453F;
+
+/// `use(m, n)` for all `m < M` and `n < N`, one after the other.
+template <index_t M, index_t N, class Use>
+KVMELD_DEVICE void unrolled(Use use) {
+  KVMELD_UNROLL
+  for (index_t m = 0; m < M; ++m) {
+    KVMELD_UNROLL
+    for (index_t n = 0; n < N; ++n) {
+      use(m, n);
+    }
+  }
+}
+/// ... `use(m, n, i)`.
+template <index_t M, index_t N, index_t I, class Use>
+KVMELD_DEVICE void unrolled(Use use) {
+  unrolled<M, N>([&](index_t m, index_t n) {
+    KVMELD_UNROLL
+    for (index_t i = 0; i < I; ++i) {
+      use(m, n, i);
+    }
+  });
+}
 
 }  // namespace kvmeld::cuda

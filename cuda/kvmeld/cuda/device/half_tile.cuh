@@ -62,16 +62,8 @@ struct warp_sums {
   /// `use(element, its row, its column)`.
   template <class Use>
   KVMELD_DEVICE void each(Use use) {
-    KVMELD_UNROLL
-    for (index_t m = 0; m < RowTiles; ++m) {
-      KVMELD_UNROLL
-      for (index_t n = 0; n < ColumnTiles; ++n) {
-        KVMELD_UNROLL
-        for (index_t i = 0; i < 4; ++i) {
-          use(x[m][n][i], row(m, i), column(n, i));
-        }
-      }
-    }
+    unrolled<RowTiles, ColumnTiles, 4>(
+        [&](index_t m, index_t n, index_t i) { use(x[m][n][i], row(m, i), column(n, i)); });
   }
 
   /// Adds the products over a tile's depth of the rows from `row0` on of the tile at `a_at` with

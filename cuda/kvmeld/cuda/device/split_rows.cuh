@@ -60,13 +60,7 @@ KVMELD_DEVICE inline void multiply_split(const split_matrices& left, const split
       }
     }
   }
-  KVMELD_UNROLL
-  for (index_t n = 0; n < 2; ++n) {
-    KVMELD_UNROLL
-    for (index_t u = 0; u < 4; ++u) {
-      sum[n][u] += some[n][u];
-    }
-  }
+  unrolled<2, 4>([&](index_t n, index_t u) { sum[n][u] += some[n][u]; });
 }
 
 /// Eight numbers, at `to` and `part` further on for each of their parts.

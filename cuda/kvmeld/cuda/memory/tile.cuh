@@ -102,16 +102,7 @@ struct tile_shape {
     accumulate(a, b, dim, x);
   }
   KVMELD_DEVICE static void clear(products& x) {
-    KVMELD_UNROLL
-    for (index_t m = 0; m < row_tiles; ++m) {
-      KVMELD_UNROLL
-      for (index_t n = 0; n < column_tiles; ++n) {
-        KVMELD_UNROLL
-        for (index_t i = 0; i < 4; ++i) {
-          x[m][n][i] = 0;
-        }
-      }
-    }
+    unrolled<row_tiles, column_tiles, 4>([&](index_t m, index_t n, index_t i) { x[m][n][i] = 0; });
   }
   KVMELD_DEVICE static void accumulate(row_array& a, column_array& b, index_t dim, products& x) {
     if constexpr (matrix) {
@@ -145,14 +136,10 @@ struct tile_shape {
         KVMELD_UNROLL
         for (index_t half_row = 0; half_row < 2; ++half_row) {
           const auto left = a.vector(place(row(0, 2 * half_row), k));
-          KVMELD_UNROLL
-          for (index_t n = 0; n < column_tiles; ++n) {
-            KVMELD_UNROLL
-            for (index_t j = 0; j < width; ++j) {
-              x[0][n][2 * half_row] += left[j] * right[n][0][j];
-              x[0][n][2 * half_row + 1] += left[j] * right[n][1][j];
-            }
-          }
+          unrolled<column_tiles, width>([&](index_t n, index_t j) {
+            x[0][n][2 * half_row] += left[j] * right[n][0][j];
+            x[0][n][2 * half_row + 1] += left[j] * right[n][1][j];
+          });
         }
       }
     }

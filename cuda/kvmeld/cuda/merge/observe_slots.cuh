@@ -95,15 +95,11 @@ struct observe_slots {
           }
         }
       } else {
-        KVMELD_UNROLL
-        for (index_t u = 0; u < at_once; ++u) {
-          KVMELD_UNROLL
-          for (index_t j = 0; j < 4; ++j) {
-            if (g + j < cache.group && s + u * Threads < own.end) {
-              to.logits[u][j] = logits_of(s + u * Threads)[g + j];
-            }
+        unrolled<at_once, 4>([&](index_t u, index_t j) {
+          if (g + j < cache.group && s + u * Threads < own.end) {
+            to.logits[u][j] = logits_of(s + u * Threads)[g + j];
           }
-        }
+        });
       }
     }
   }

@@ -63,19 +63,12 @@ struct load_outputs {
       return;
     }
     tile::sums sum;
-    KVMELD_UNROLL
-    for (index_t m = 0; m < 4; ++m) {
-      KVMELD_UNROLL
-      for (index_t n = 0; n < 4; ++n) {
-        KVMELD_UNROLL
-        for (index_t u = 0; u < 4; ++u) {
-          const index_t e = b * of.side + tile::row(m, u), q = j * of.side + tile::column(n, u);
-          sum[m][n][u] = e < of.dim && q < of.queries
-                             ? y[(std::ptrdiff_t{h} * of.queries + q) * of.dim + e]
-                             : 0.0F;
-        }
-      }
-    }
+    unrolled<4, 4, 4>([&](index_t m, index_t n, index_t u) {
+      const index_t e = b * of.side + tile::row(m, u), q = j * of.side + tile::column(n, u);
+      sum[m][n][u] = e < of.dim && q < of.queries
+                         ? y[(std::ptrdiff_t{h} * of.queries + q) * of.dim + e]
+                         : 0.0F;
+    });
     tile::store_sums(sum, of.sums(h, of.tiles + b, j));
   }
 };
@@ -112,34 +105,23 @@ struct update_column {
         },
         sum);
     const float scale = of.scale[2 * h + (i < of.tiles ? 0 : 1)];
-    KVMELD_UNROLL
-    for (index_t m = 0; m < 4; ++m) {
+    unrolled<4, 4>([&](index_t m, index_t n) {
+      const auto x = tile::load_sums(of.sums(h, i, j), m, n);
       KVMELD_UNROLL
-      for (index_t n = 0; n < 4; ++n) {
-        const auto x = tile::load_sums(of.sums(h, i, j), m, n);
-        KVMELD_UNROLL
-        for (index_t u = 0; u < 4; ++u) {
-          const bool one = i == j && tile::row(m, u) == tile::column(n, u);
-          sum[m][n][u] = multiply_add(scale, x[u], (one ? 1.0F : 0.0F) - sum[m][n][u]);
-        }
+      for (index_t u = 0; u < 4; ++u) {
+        const bool one = i == j && tile::row(m, u) == tile::column(n, u);
+        sum[m][n][u] = multiply_add(scale, x[u], (one ? 1.0F : 0.0F) - sum[m][n][u]);
       }
-    }
+    });
     if (i != j) {
       sync_block();  // all have read what is overwritten
       tile::store_split(sum, of.numbers(h, i, j));
       return;
     }
     auto& a = shared.memory.then;
-    KVMELD_UNROLL
-    for (index_t m = 0; m < 4; ++m) {
-      KVMELD_UNROLL
-      for (index_t n = 0; n < 4; ++n) {
-        KVMELD_UNROLL
-        for (index_t u = 0; u < 4; ++u) {
-          a[tile_cholesky::at(tile::row(m, u), tile::column(n, u))] = sum[m][n][u];
-        }
-      }
-    }
+    unrolled<4, 4, 4>([&](index_t m, index_t n, index_t u) {
+      a[tile_cholesky::at(tile::row(m, u), tile::column(n, u))] = sum[m][n][u];
+    });
     tile_cholesky::invert_factor(a);
     store(a, of.inverse_of(h, j));
   }

@@ -189,16 +189,12 @@ struct substitute_back {
                                   index_t first) const {
     const std::ptrdiff_t slots = std::ptrdiff_t{h} * capacity;
     const float scale = of.scale_out[h];
-    KVMELD_UNROLL
-    for (index_t n = 0; n < 4; ++n) {
-      KVMELD_UNROLL
-      for (index_t u = 0; u < 4; ++u) {
-        const index_t x = j * tile::side + unknown(n, u), i = first + column(u);
-        if (row != nullptr && x < of.unknowns[h] && i < of.dim) {
-          out[(slots + row[slots + x]) * of.dim + i] = scale * sum[n][u];
-        }
+    unrolled<4, 4>([&](index_t n, index_t u) {
+      const index_t x = j * tile::side + unknown(n, u), i = first + column(u);
+      if (row != nullptr && x < of.unknowns[h] && i < of.dim) {
+        out[(slots + row[slots + x]) * of.dim + i] = scale * sum[n][u];
       }
-    }
+    });
     sync_block();  // the latest is used up
     put(shared, sum, [](index_t, float x, float y) { return pair{x, y}; });
     sync_block();
@@ -268,16 +264,12 @@ struct multiply_solution {
       KVMELD_UNROLL
       for (index_t i = 0; i < 4; i += 2) {
         const index_t u = first + tile::row(m, i);
-        KVMELD_UNROLL
-        for (index_t c = 0; c < 4; ++c) {
-          KVMELD_UNROLL
-          for (index_t e = 0; e < 2; ++e) {
-            const index_t column = columns + tile::column(c, e);
-            if (u < n && column < of.dim) {
-              out[(slots + row[slots + u]) * of.dim + column] = scale * sum[m][c][i + e];
-            }
+        unrolled<4, 2>([&](index_t c, index_t e) {
+          const index_t column = columns + tile::column(c, e);
+          if (u < n && column < of.dim) {
+            out[(slots + row[slots + u]) * of.dim + column] = scale * sum[m][c][i + e];
           }
-        }
+        });
       }
     }
   }

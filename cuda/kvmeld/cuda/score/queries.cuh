@@ -135,15 +135,11 @@ struct query_log_sums {
     commit_async();
     index_t own[shape::row_tiles][2], latest = -1;  // positions of this lane's queries
     float max[shape::row_tiles][2], sum[shape::row_tiles][2];
-    KVMELD_UNROLL
-    for (index_t m = 0; m < shape::row_tiles; ++m) {
-      KVMELD_UNROLL
-      for (index_t i = 0; i < 2; ++i) {
-        const index_t q = i0 + shape::row(m, 2 * i);
-        own[m][i] = q < queries.count ? queries.position_of(h, q, next_position) : -1;
-        max[m][i] = lowest_score, sum[m][i] = 0;
-      }
-    }
+    unrolled<shape::row_tiles, 2>([&](index_t m, index_t i) {
+      const index_t q = i0 + shape::row(m, 2 * i);
+      own[m][i] = q < queries.count ? queries.position_of(h, q, next_position) : -1;
+      max[m][i] = lowest_score, sum[m][i] = 0;
+    });
     for (index_t r = lane(); r < shape::rows && i0 + r < queries.count; r += 32) {
       const index_t p = queries.position_of(h, i0 + r, next_position);
       latest = p > latest ? p : latest;
@@ -185,53 +181,45 @@ struct query_log_sums {
       sync_block();
       typename shape::products x;
       shape::multiply(shared.queries, shared.keys[turn], cache.dim, x);
-      KVMELD_UNROLL
-      for (index_t m = 0; m < shape::row_tiles; ++m) {
+      unrolled<shape::row_tiles, 2>([&](index_t m, index_t i) {
+        float higher = max[m][i];
         KVMELD_UNROLL
-        for (index_t i = 0; i < 2; ++i) {
-          float higher = max[m][i];
+        for (index_t c = 0; c < shape::column_tiles; ++c) {
           KVMELD_UNROLL
-          for (index_t c = 0; c < shape::column_tiles; ++c) {
-            KVMELD_UNROLL
-            for (index_t j = 2 * i; j < 2 * i + 2; ++j) {
-              const index_t column = shape::column(c, j);
-              float& l = x[m][c][j];
-              float logit = 0;
-              l = shared.position[turn][column] <= own[m][i]
-                      ? masses(cache, h, s0 + column, l, shared.mass[turn][column], logit)
-                      : lowest_score;
-              higher = l > higher ? l : higher;
-            }
+          for (index_t j = 2 * i; j < 2 * i + 2; ++j) {
+            const index_t column = shape::column(c, j);
+            float& l = x[m][c][j];
+            float logit = 0;
+            l = shared.position[turn][column] <= own[m][i]
+                    ? masses(cache, h, s0 + column, l, shared.mass[turn][column], logit)
+                    : lowest_score;
+            higher = l > higher ? l : higher;
           }
-          float more = 0;
-          KVMELD_UNROLL
-          for (index_t c = 0; c < shape::column_tiles; ++c) {
-            KVMELD_UNROLL
-            for (index_t j = 2 * i; j < 2 * i + 2; ++j) {
-              more += weight(x[m][c][j], higher);
-            }
-          }
-          sum[m][i] = sum[m][i] * weight(max[m][i], higher) + more;
-          max[m][i] = higher;
         }
-      }
+        float more = 0;
+        KVMELD_UNROLL
+        for (index_t c = 0; c < shape::column_tiles; ++c) {
+          KVMELD_UNROLL
+          for (index_t j = 2 * i; j < 2 * i + 2; ++j) {
+            more += weight(x[m][c][j], higher);
+          }
+        }
+        sum[m][i] = sum[m][i] * weight(max[m][i], higher) + more;
+        max[m][i] = higher;
+      });
       sync_block();  // the tile may be overwritten
       s0 = after, turn ^= 1;
     }
     wait_async<0>();
-    KVMELD_UNROLL
-    for (index_t m = 0; m < shape::row_tiles; ++m) {
-      KVMELD_UNROLL
-      for (index_t i = 0; i < 2; ++i) {
-        const float higher = reduce_max(max[m][i], 4);
-        const float all = reduce_sum(sum[m][i] * weight(max[m][i], higher), 4);
-        const index_t q = i0 + shape::row(m, 2 * i);
-        if (lane() % 4 == 0 && q < queries.count) {
-          log_sum_exp[(std::ptrdiff_t{h} * cache.group + g) * queries.count + q] =
-              all == 0 ? lowest_score : higher + logarithm(all);
-        }
+    unrolled<shape::row_tiles, 2>([&](index_t m, index_t i) {
+      const float higher = reduce_max(max[m][i], 4);
+      const float all = reduce_sum(sum[m][i] * weight(max[m][i], higher), 4);
+      const index_t q = i0 + shape::row(m, 2 * i);
+      if (lane() % 4 == 0 && q < queries.count) {
+        log_sum_exp[(std::ptrdiff_t{h} * cache.group + g) * queries.count + q] =
+            all == 0 ? lowest_score : higher + logarithm(all);
       }
-    }
+    });
   }
 
   KVMELD_DEVICE static float weight(float x, float max) {

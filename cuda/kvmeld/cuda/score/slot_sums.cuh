@@ -55,15 +55,11 @@ struct slot_sums {
     constexpr index_t never = 0x7fffffff;
     index_t own[shape::row_tiles][2], earliest = never;  // positions of this lane's slots
     float mass[shape::row_tiles][2], sums[4][shape::row_tiles][2] = {};
-    KVMELD_UNROLL
-    for (index_t m = 0; m < shape::row_tiles; ++m) {
-      KVMELD_UNROLL
-      for (index_t i = 0; i < 2; ++i) {
-        const index_t s = s0 + shape::row(m, 2 * i);
-        own[m][i] = s < n ? cache.position_of(h)[s] : never;
-        mass[m][i] = s < n ? cache.log_mass_of(h)[s] : 0.0F;
-      }
-    }
+    unrolled<shape::row_tiles, 2>([&](index_t m, index_t i) {
+      const index_t s = s0 + shape::row(m, 2 * i);
+      own[m][i] = s < n ? cache.position_of(h)[s] : never;
+      mass[m][i] = s < n ? cache.log_mass_of(h)[s] : 0.0F;
+    });
     for (index_t r = lane(); r < shape::rows && s0 + r < n; r += 32) {
       const index_t p = cache.position_of(h)[s0 + r];
       earliest = p < earliest ? p : earliest;
@@ -112,24 +108,17 @@ struct slot_sums {
       sync_block();
       typename shape::products x;
       shape::multiply(shared.keys, shared.queries[turn], cache.dim, x);
-      KVMELD_UNROLL
-      for (index_t m = 0; m < shape::row_tiles; ++m) {
-        KVMELD_UNROLL
-        for (index_t c = 0; c < shape::column_tiles; ++c) {
-          KVMELD_UNROLL
-          for (index_t j = 0; j < 4; ++j) {
-            const index_t column = shape::column(c, j);
-            const float l = cache.scale * x[m][c][j] + mass[m][j / 2];
-            const float lse = shared.log_sum[turn][column];
-            const bool sees = own[m][j / 2] <= shared.position[turn][column] && lse != lowest_score;
-            const float p = sees ? exponential(l - lse) : 0.0F;
-            float& most = sums[3][m][j / 2];
-            most = p > most ? p : most;
-            float& a = combined[m][c][j];
-            a = g == 0 ? p : combine != group_combine::max ? a + p : p > a ? p : a;
-          }
-        }
-      }
+      unrolled<shape::row_tiles, shape::column_tiles, 4>([&](index_t m, index_t c, index_t j) {
+        const index_t column = shape::column(c, j);
+        const float l = cache.scale * x[m][c][j] + mass[m][j / 2];
+        const float lse = shared.log_sum[turn][column];
+        const bool sees = own[m][j / 2] <= shared.position[turn][column] && lse != lowest_score;
+        const float p = sees ? exponential(l - lse) : 0.0F;
+        float& most = sums[3][m][j / 2];
+        most = p > most ? p : most;
+        float& a = combined[m][c][j];
+        a = g == 0 ? p : combine != group_combine::max ? a + p : p > a ? p : a;
+      });
       if (last) {
         add(shared, turn, i0, combined, sums);
       }
@@ -139,46 +128,31 @@ struct slot_sums {
     wait_async<0>();
     const float share = combine == group_combine::mean ? static_cast<float>(cache.group) : 1.0F;
     float* const to[4] = {out.total, out.window, out.decayed, out.largest};
-    KVMELD_UNROLL
-    for (index_t k = 0; k < 4; ++k) {
-      KVMELD_UNROLL
-      for (index_t m = 0; m < shape::row_tiles; ++m) {
-        KVMELD_UNROLL
-        for (index_t i = 0; i < 2; ++i) {
-          const float sum =
-              k == 3 ? reduce_max(sums[k][m][i], 4) : reduce_sum(sums[k][m][i], 4) / share;
-          const index_t s = s0 + shape::row(m, 2 * i);
-          if (to[k] != nullptr && lane() % 4 == 0 && s < n) {
-            to[k][cache.slot(h, s)] = sum;
-          }
-        }
+    unrolled<4, shape::row_tiles, 2>([&](index_t k, index_t m, index_t i) {
+      const float sum =
+          k == 3 ? reduce_max(sums[k][m][i], 4) : reduce_sum(sums[k][m][i], 4) / share;
+      const index_t s = s0 + shape::row(m, 2 * i);
+      if (to[k] != nullptr && lane() % 4 == 0 && s < n) {
+        to[k][cache.slot(h, s)] = sum;
       }
-    }
+    });
   }
 
  private:
   KVMELD_DEVICE void add(shared_memory& shared, index_t turn, index_t i0,
                          const typename shape::products& a,
                          float (&sums)[4][shape::row_tiles][2]) const {
-    KVMELD_UNROLL
-    for (index_t c = 0; c < shape::column_tiles; ++c) {
-      KVMELD_UNROLL
-      for (index_t e = 0; e < 2; ++e) {
-        const index_t column = shape::column(c, e);
-        const float age = shared.age[turn][column];
-        const bool late = i0 + column >= queries.count - window;
-        KVMELD_UNROLL
-        for (index_t m = 0; m < shape::row_tiles; ++m) {
-          KVMELD_UNROLL
-          for (index_t i = 0; i < 2; ++i) {
-            const float p = a[m][c][2 * i + e];
-            sums[0][m][i] += p;
-            sums[1][m][i] += late ? p : 0.0F;
-            sums[2][m][i] += age * p;
-          }
-        }
-      }
-    }
+    unrolled<shape::column_tiles, 2>([&](index_t c, index_t e) {
+      const index_t column = shape::column(c, e);
+      const float age = shared.age[turn][column];
+      const bool late = i0 + column >= queries.count - window;
+      unrolled<shape::row_tiles, 2>([&](index_t m, index_t i) {
+        const float p = a[m][c][2 * i + e];
+        sums[0][m][i] += p;
+        sums[1][m][i] += late ? p : 0.0F;
+        sums[2][m][i] += age * p;
+      });
+    });
   }
 };
 

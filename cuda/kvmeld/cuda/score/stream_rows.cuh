@@ -25,35 +25,31 @@ KVMELD_DEVICE row_bounds hold_rows(const cache_view<Scalar>& cache, const Querie
   const index_t h = cache.head();
   [[maybe_unused]] const index_t next_position = cache.next_position[h];
   [[maybe_unused]] const auto keys = cache.keys.of(h);
-  KVMELD_UNROLL
-  for (index_t m = 0; m < Shape::row_tiles; ++m) {
-    KVMELD_UNROLL
-    for (index_t i = 0; i < 2; ++i) {
-      const index_t at = Shape::row(m, 2 * i), r = r0 + at;
-      const Scalar* from = nullptr;
-      index_t position = OfQueries ? -1 : never;
-      float mass = 0;
-      if constexpr (OfQueries) {
-        const auto place = grouped.at(r);
-        if (r < all_rows && place.i < queries.count) {
-          from = queries.at(h, place.g, place.i);
-          position = queries.position_of(h, place.i, next_position);
-        }
-      } else if (r < all_rows) {
-        from = keys.at(r), position = cache.position_of(h)[r];
-        mass = cache.log_mass_of(h)[r] / cache.scale;
+  unrolled<Shape::row_tiles, 2>([&](index_t m, index_t i) {
+    const index_t at = Shape::row(m, 2 * i), r = r0 + at;
+    const Scalar* from = nullptr;
+    index_t position = OfQueries ? -1 : never;
+    float mass = 0;
+    if constexpr (OfQueries) {
+      const auto place = grouped.at(r);
+      if (r < all_rows && place.i < queries.count) {
+        from = queries.at(h, place.g, place.i);
+        position = queries.position_of(h, place.i, next_position);
       }
-      if (from != nullptr) {
-        own.first = position < own.first ? position : own.first;
-        own.last = position > own.last ? position : own.last;
-        own.heavy = own.heavy || mass != 0;
-      }
-      if (lane() % 4 == 0) {
-        row_position[at] = position, row_mass[at] = mass;
-      }
-      Shape::hold(rows, m, i, from, cache.dim);
+    } else if (r < all_rows) {
+      from = keys.at(r), position = cache.position_of(h)[r];
+      mass = cache.log_mass_of(h)[r] / cache.scale;
     }
-  }
+    if (from != nullptr) {
+      own.first = position < own.first ? position : own.first;
+      own.last = position > own.last ? position : own.last;
+      own.heavy = own.heavy || mass != 0;
+    }
+    if (lane() % 4 == 0) {
+      row_position[at] = position, row_mass[at] = mass;
+    }
+    Shape::hold(rows, m, i, from, cache.dim);
+  });
   return {reduce_min(own.first), reduce_max(own.last), ballot(own.heavy) != 0};
 }
 

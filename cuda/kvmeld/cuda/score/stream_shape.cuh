@@ -43,16 +43,9 @@ struct stream_shape {
   /// Every product becomes `of(itself, its row, its column)`.
   template <class Of>
   KVMELD_DEVICE static void each(products& x, Of of) {
-    KVMELD_UNROLL
-    for (index_t m = 0; m < row_tiles; ++m) {
-      KVMELD_UNROLL
-      for (index_t n = 0; n < column_tiles; ++n) {
-        KVMELD_UNROLL
-        for (index_t i = 0; i < 4; ++i) {
-          x[m][n][i] = of(x[m][n][i], row(m, i), column(n, i));
-        }
-      }
-    }
+    unrolled<row_tiles, column_tiles, 4>([&](index_t m, index_t n, index_t i) {
+      x[m][n][i] = of(x[m][n][i], row(m, i), column(n, i));
+    });
   }
   KVMELD_DEVICE static void fill(products& x, float value) {
     each(x, [value](float, index_t, index_t) { return value; });

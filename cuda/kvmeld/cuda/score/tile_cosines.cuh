@@ -78,14 +78,10 @@ class tile_cosines {
     const float length[2] = {
         square_root(shuffle(of_diagonal(x.low[0], x.low[1]), 4 * row + row / 2)),
         square_root(shuffle(of_diagonal(x.high[2], x.high[3]), 4 * row + row / 2))};
-    KVMELD_UNROLL
-    for (index_t i = 0; i < 2; ++i) {
-      KVMELD_UNROLL
-      for (index_t j = 0; j < 2; ++j) {
-        const float lengths = length_[j] * length[i];
-        use(i, j, lengths > 0 ? x.dot[2 * i + j] / lengths : 0.0F);
-      }
-    }
+    unrolled<2, 2>([&](index_t i, index_t j) {
+      const float lengths = length_[j] * length[i];
+      use(i, j, lengths > 0 ? x.dot[2 * i + j] / lengths : 0.0F);
+    });
   }
 
  private:

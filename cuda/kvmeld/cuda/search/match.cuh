@@ -80,14 +80,10 @@ struct nearest_kept {
     };
     tiles::keep(shared.rows, e0, rows_of(away, count));
     key_facts own[tiles::row_tiles][2];
-    KVMELD_UNROLL
-    for (index_t m = 0; m < tiles::row_tiles; ++m) {
-      KVMELD_UNROLL
-      for (index_t i = 0; i < 2; ++i) {
-        const index_t e = e0 + tiles::row(m, 2 * i);
-        own[m][i] = facts_of(h, e < count ? away[e] : -1);
-      }
-    }
+    unrolled<tiles::row_tiles, 2>([&](index_t m, index_t i) {
+      const index_t e = e0 + tiles::row(m, 2 * i);
+      own[m][i] = facts_of(h, e < count ? away[e] : -1);
+    });
     nearest_columns<tiles> best;
     tiles::stream(
         shared.rows, rows_of(stay, candidates),

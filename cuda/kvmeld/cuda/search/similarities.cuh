@@ -91,45 +91,32 @@ struct nearest_columns {
   static constexpr index_t none = 0x7fffffff;
 
   KVMELD_DEVICE nearest_columns() {
-    KVMELD_UNROLL
-    for (index_t m = 0; m < Stream::row_tiles; ++m) {
-      KVMELD_UNROLL
-      for (index_t i = 0; i < 2; ++i) {
-        score[m][i] = lowest_score, slot[m][i] = none;
-      }
-    }
+    unrolled<Stream::row_tiles, 2>(
+        [&](index_t m, index_t i) { score[m][i] = lowest_score, slot[m][i] = none; });
   }
   /// Takes in a tile: `score_of(sum, m, i, column)` of row `[m][i]`, `slot_of(column)`.
   template <class SlotOf, class ScoreOf>
   KVMELD_DEVICE void take(const typename Stream::products& x, SlotOf slot_of, ScoreOf score_of) {
-    KVMELD_UNROLL
-    for (index_t n = 0; n < Stream::column_tiles; ++n) {
+    unrolled<Stream::column_tiles, 4>([&](index_t n, index_t j) {
+      const index_t column = Stream::column(n, j), s = slot_of(column);
       KVMELD_UNROLL
-      for (index_t j = 0; j < 4; ++j) {
-        const index_t column = Stream::column(n, j), s = slot_of(column);
-        KVMELD_UNROLL
-        for (index_t m = 0; m < Stream::row_tiles; ++m) {
-          const float y = score_of(x[m][n][j], m, j / 2, column);
-          float& most = score[m][j / 2];
-          index_t& its = slot[m][j / 2];
-          if (y > most || (!Ascending && y == most && s < its)) {
-            most = y, its = s;
-          }
+      for (index_t m = 0; m < Stream::row_tiles; ++m) {
+        const float y = score_of(x[m][n][j], m, j / 2, column);
+        float& most = score[m][j / 2];
+        index_t& its = slot[m][j / 2];
+        if (y > most || (!Ascending && y == most && s < its)) {
+          most = y, its = s;
         }
       }
-    }
+    });
   }
   /// The nearest of all columns to row r, in thread r; 0: none.
   KVMELD_DEVICE candidate of_rows(typename Stream::shared_memory& shared) const {
     candidate best[Stream::row_tiles][2];
-    KVMELD_UNROLL
-    for (index_t m = 0; m < Stream::row_tiles; ++m) {
-      KVMELD_UNROLL
-      for (index_t i = 0; i < 2; ++i) {
-        best[m][i] =
-            slot[m][i] == none ? candidate{0} : most_candidate(ordered(score[m][i]), slot[m][i]);
-      }
-    }
+    unrolled<Stream::row_tiles, 2>([&](index_t m, index_t i) {
+      best[m][i] =
+          slot[m][i] == none ? candidate{0} : most_candidate(ordered(score[m][i]), slot[m][i]);
+    });
     return Stream::best_of_rows(shared, best);
   }
 };

@@ -155,16 +155,12 @@ struct tile_stream {
   /// The best of each row, `best` of a lane's own columns: row r's in thread r. The ring is idle.
   KVMELD_DEVICE static candidate best_of_rows(shared_memory& shared,
                                               const candidate (&best)[row_tiles][2]) {
-    KVMELD_UNROLL
-    for (index_t m = 0; m < row_tiles; ++m) {
-      KVMELD_UNROLL
-      for (index_t i = 0; i < 2; ++i) {
-        const candidate it = reduce_max(best[m][i], 4);
-        if (lane() % 4 == 0) {
-          number_of_row(shared, warp() % across, row(m, 2 * i)) = it;
-        }
+    unrolled<row_tiles, 2>([&](index_t m, index_t i) {
+      const candidate it = reduce_max(best[m][i], 4);
+      if (lane() % 4 == 0) {
+        number_of_row(shared, warp() % across, row(m, 2 * i)) = it;
       }
-    }
+    });
     sync_block();
     candidate most = 0;
     if (thread_index() < rows) {
@@ -237,13 +233,8 @@ struct tile_stream<float, Depth, 128> {
       wait_async<1>();
       sync_block();
       products x;
-      KVMELD_UNROLL
-      for (index_t n = 0; n < column_tiles; ++n) {
-        KVMELD_UNROLL
-        for (index_t i = 0; i < 4; ++i) {
-          x[0][n][i] = start(turn, column(n, i));
-        }
-      }
+      unrolled<column_tiles, 4>(
+          [&](index_t n, index_t i) { x[0][n][i] = start(turn, column(n, i)); });
       shape::accumulate(shared.own, shared.others[turn], others.dim, x);
       use(x, turn, c0);
       sync_block();  // the tile may be overwritten

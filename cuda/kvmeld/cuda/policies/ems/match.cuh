@@ -54,16 +54,12 @@ struct most_redundant {
     float key_length[shape::row_tiles][2], value_length[shape::row_tiles][2];
     candidate best[shape::row_tiles][2];
     index_t into[shape::row_tiles][2];
-    KVMELD_UNROLL
-    for (index_t m = 0; m < shape::row_tiles; ++m) {
-      KVMELD_UNROLL
-      for (index_t i = 0; i < 2; ++i) {
-        const index_t e = e0 + shape::row(m, 2 * i), s = e < count ? away[e] : -1;
-        key_length[m][i] = length(entries.key_length, s);
-        value_length[m][i] = length(entries.value_length, s);
-        best[m][i] = 0, into[m][i] = -1;
-      }
-    }
+    unrolled<shape::row_tiles, 2>([&](index_t m, index_t i) {
+      const index_t e = e0 + shape::row(m, 2 * i), s = e < count ? away[e] : -1;
+      key_length[m][i] = length(entries.key_length, s);
+      value_length[m][i] = length(entries.value_length, s);
+      best[m][i] = 0, into[m][i] = -1;
+    });
     for (index_t c0 = 0; c0 < centres; c0 += shape::columns) {
       const auto row_of = [&](index_t r) { return e0 + r < count ? away[e0 + r] : -1; };
       const auto column_of = [&](index_t c) { return c0 + c < centres ? stay[c0 + c] : -1; };
@@ -77,39 +73,30 @@ struct most_redundant {
       typename shape::products keys, values;
       multiply(shared, keys_of(h), row_of, column_of, keys);
       multiply(shared, cache.values.of(h), row_of, column_of, values);
-      KVMELD_UNROLL
-      for (index_t c = 0; c < shape::column_tiles; ++c) {
+      unrolled<shape::column_tiles, 4>([&](index_t c, index_t j) {
+        const index_t column = shape::column(c, j), s = shared.slot[column];
+        const float key = shared.key_length[column], value = shared.value_length[column];
+        const index_t position = shared.position[column];
         KVMELD_UNROLL
-        for (index_t j = 0; j < 4; ++j) {
-          const index_t column = shape::column(c, j), s = shared.slot[column];
-          const float key = shared.key_length[column], value = shared.value_length[column];
-          const index_t position = shared.position[column];
-          KVMELD_UNROLL
-          for (index_t m = 0; m < shape::row_tiles; ++m) {
-            const float r =
-                redundancy(entry_cosine(keys[m][c][j], key_length[m][j / 2], key),
-                           entry_cosine(values[m][c][j], value_length[m][j / 2], value));
-            const candidate it = s < 0 ? candidate{0} : most_candidate(ordered(r), position);
-            into[m][j / 2] = it > best[m][j / 2] ? s : into[m][j / 2];
-            best[m][j / 2] = it > best[m][j / 2] ? it : best[m][j / 2];
-          }
+        for (index_t m = 0; m < shape::row_tiles; ++m) {
+          const float r = redundancy(entry_cosine(keys[m][c][j], key_length[m][j / 2], key),
+                                     entry_cosine(values[m][c][j], value_length[m][j / 2], value));
+          const candidate it = s < 0 ? candidate{0} : most_candidate(ordered(r), position);
+          into[m][j / 2] = it > best[m][j / 2] ? s : into[m][j / 2];
+          best[m][j / 2] = it > best[m][j / 2] ? it : best[m][j / 2];
         }
-      }
+      });
     }
-    KVMELD_UNROLL
-    for (index_t m = 0; m < shape::row_tiles; ++m) {
-      KVMELD_UNROLL
-      for (index_t i = 0; i < 2; ++i) {
-        const candidate most = reduce_max(best[m][i], 4);
-        const index_t its = reduce_max(best[m][i] == most ? into[m][i] : -1, 4);
-        const index_t e = e0 + shape::row(m, 2 * i);
-        if (lane() % 4 == 0 && e < count) {
-          from.nearest.into[cache.slot(h, e)] = its;
-          from.nearest.similarity[cache.slot(h, e)] =
-              most == 0 ? 0.0F : number_of(static_cast<unsigned>(most >> 32));
-        }
+    unrolled<shape::row_tiles, 2>([&](index_t m, index_t i) {
+      const candidate most = reduce_max(best[m][i], 4);
+      const index_t its = reduce_max(best[m][i] == most ? into[m][i] : -1, 4);
+      const index_t e = e0 + shape::row(m, 2 * i);
+      if (lane() % 4 == 0 && e < count) {
+        from.nearest.into[cache.slot(h, e)] = its;
+        from.nearest.similarity[cache.slot(h, e)] =
+            most == 0 ? 0.0F : number_of(static_cast<unsigned>(most >> 32));
       }
-    }
+    });
   }
 
  private:

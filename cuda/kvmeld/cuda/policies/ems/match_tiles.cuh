@@ -97,16 +97,8 @@ struct redundant_tiles {
 
   template <class Use>
   KVMELD_DEVICE static void each_product(Use use) {
-    KVMELD_UNROLL
-    for (index_t m = 0; m < tiles::row_tiles; ++m) {
-      KVMELD_UNROLL
-      for (index_t n = 0; n < tiles::column_tiles; ++n) {
-        KVMELD_UNROLL
-        for (index_t j = 0; j < 4; ++j) {
-          use(m, n, j);
-        }
-      }
-    }
+    unrolled<tiles::row_tiles, tiles::column_tiles, 4>(
+        [&](index_t m, index_t n, index_t j) { use(m, n, j); });
   }
   KVMELD_DEVICE static void keep_products(typename tiles::products& to,
                                           const typename tiles::products& x) {

@@ -109,17 +109,10 @@ struct measure_leverage {
         multiply(shared, j, stage * piece::size, last, y);
         stage ^= 1;
       }
-      KVMELD_UNROLL
-      for (index_t t = 0; t < own; ++t) {
-        KVMELD_UNROLL
-        for (index_t e = 0; e < 2; ++e) {
-          KVMELD_UNROLL
-          for (index_t u = 0; u < 4; ++u) {
-            square[u / 2] += y[t][e][u] * y[t][e][u];
-            y[t][e][u] = 0;
-          }
-        }
-      }
+      unrolled<own, 2, 4>([&](index_t t, index_t e, index_t u) {
+        square[u / 2] += y[t][e][u] * y[t][e][u];
+        y[t][e][u] = 0;
+      });
     }
     const index_t part = warp() % sharing, row = warp() / sharing * 16 + lane() / 4;
     KVMELD_UNROLL

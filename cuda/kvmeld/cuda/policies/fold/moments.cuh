@@ -137,17 +137,13 @@ struct sum_moments {
       out.data[i] = shared.sum[i];
     }
     each_tile([&](index_t t, index_t tile_row, index_t tile_column) {
-      KVMELD_UNROLL
-      for (index_t e = 0; e < 2; ++e) {
-        KVMELD_UNROLL
-        for (index_t u = 0; u < 4; ++u) {
-          const index_t i = tile_row + lane() / 4 + (u >= 2 ? 8 : 0);
-          const index_t j = tile_column + e * 8 + lane() % 4 * 2 + (u & 1);
-          if (j <= i && i < dim) {
-            out.row(i, dim)[j] = products[t][e][u];
-          }
+      unrolled<2, 4>([&](index_t e, index_t u) {
+        const index_t i = tile_row + lane() / 4 + (u >= 2 ? 8 : 0);
+        const index_t j = tile_column + e * 8 + lane() % 4 * 2 + (u & 1);
+        if (j <= i && i < dim) {
+          out.row(i, dim)[j] = products[t][e][u];
         }
-      }
+      });
     });
   }
 

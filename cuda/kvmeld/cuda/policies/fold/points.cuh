@@ -92,18 +92,14 @@ struct make_points {
         shape::accumulate(shared.keys, shared.columns, dim, y);
         sync_block();  // the columns are used up
       }
-      KVMELD_UNROLL
-      for (index_t c = 0; c < shape::column_tiles; ++c) {
+      unrolled<shape::column_tiles, 4>([&](index_t c, index_t i) {
+        const index_t column = shape::column(c, i), j = j0 + column;
+        const float centre = j < dim ? offset[j] : 0.0F;
         KVMELD_UNROLL
-        for (index_t i = 0; i < 4; ++i) {
-          const index_t column = shape::column(c, i), j = j0 + column;
-          const float centre = j < dim ? offset[j] : 0.0F;
-          KVMELD_UNROLL
-          for (index_t m = 0; m < shape::row_tiles; ++m) {
-            put(shared, shape::row(m, i), column, y[m][c][i] - centre);
-          }
+        for (index_t m = 0; m < shape::row_tiles; ++m) {
+          put(shared, shape::row(m, i), column, y[m][c][i] - centre);
         }
-      }
+      });
       store(shared, h, s0, n, j0, of_keys, square);
     }
     const float inverse = space.inverse[h];

@@ -117,13 +117,8 @@ struct probability_tiles {
   /// `use(number, which of the lane's two queries, row of the stage)`.
   template <class Use>
   KVMELD_DEVICE static void each(float (&x)[rows / 8][4], Use use) {
-    KVMELD_UNROLL
-    for (index_t t = 0; t < rows / 8; ++t) {
-      KVMELD_UNROLL
-      for (index_t i = 0; i < 4; ++i) {
-        use(x[t][i], i / 2, t * 8 + lane() % 4 * 2 + i % 2);
-      }
-    }
+    unrolled<rows / 8, 4>(
+        [&](index_t t, index_t i) { use(x[t][i], i / 2, t * 8 + lane() % 4 * 2 + i % 2); });
   }
 
   KVMELD_DEVICE void load_rows(shared_memory& shared, index_t h, index_t n, index_t r0,
@@ -159,14 +154,10 @@ struct probability_tiles {
     KVMELD_UNROLL
     for (index_t k = 0; k < Depth / 16; ++k) {
       if (k * 16 < cache.dim) {
-        KVMELD_UNROLL
-        for (index_t part = 0; part < 2; ++part) {
-          KVMELD_UNROLL
-          for (index_t pair = 0; pair < rows / 16; ++pair) {
-            const matrices b = key_tile::right(keys, at + part * key_tile::size, pair * 16, k);
-            add_product<Scalar>(x[pair * 2], x[pair * 2 + 1], query[k].of, b);
-          }
-        }
+        unrolled<2, rows / 16>([&](index_t part, index_t pair) {
+          const matrices b = key_tile::right(keys, at + part * key_tile::size, pair * 16, k);
+          add_product<Scalar>(x[pair * 2], x[pair * 2 + 1], query[k].of, b);
+        });
       }
     }
   }
@@ -208,17 +199,13 @@ struct probability_tiles {
         store_weights(shared, h, q0, stage, k, x);
       }
       unsigned high[4], rest[4];
-      KVMELD_UNROLL
-      for (index_t t = 0; t < 2; ++t) {
-        KVMELD_UNROLL
-        for (index_t i = 0; i < 2; ++i) {
-          const float p = x[2 * k + t][2 * i], q = x[2 * k + t][2 * i + 1];
-          const Scalar a = from_float<Scalar>(p), b = from_float<Scalar>(q);
-          high[t * 2 + i] = pair_of(a, b);
-          rest[t * 2 + i] =
-              pair_of(from_float<Scalar>(p - to_float(a)), from_float<Scalar>(q - to_float(b)));
-        }
-      }
+      unrolled<2, 2>([&](index_t t, index_t i) {
+        const float p = x[2 * k + t][2 * i], q = x[2 * k + t][2 * i + 1];
+        const Scalar a = from_float<Scalar>(p), b = from_float<Scalar>(q);
+        high[t * 2 + i] = pair_of(a, b);
+        rest[t * 2 + i] =
+            pair_of(from_float<Scalar>(p - to_float(a)), from_float<Scalar>(q - to_float(b)));
+      });
       const index_t at = stage * 2 * value_tile::size;
       KVMELD_UNROLL
       for (index_t c = 0; c < columns / 16; ++c) {
@@ -260,20 +247,16 @@ struct probability_tiles {
   KVMELD_DEVICE float subtract(index_t h, index_t q0, index_t first, index_t all,
                                const float (&sum)[columns / 8][4]) const {
     float largest = 0;
-    KVMELD_UNROLL
-    for (index_t t = 0; t < columns / 8; ++t) {
-      KVMELD_UNROLL
-      for (index_t i = 0; i < 2; ++i) {
-        const index_t q = q0 + query_of(i), c = first + t * 8 + lane() % 4 * 2;
-        if (q < all && c < cache.dim) {
-          float* const y = of.missing + (std::ptrdiff_t{h} * all + q) * cache.dim + c;
-          const float a = y[0] - sum[t][2 * i], b = y[1] - sum[t][2 * i + 1];
-          store_pair(y, a, b);
-          const float u = a < 0 ? -a : a, v = b < 0 ? -b : b;
-          largest = u > largest ? u : largest, largest = v > largest ? v : largest;
-        }
+    unrolled<columns / 8, 2>([&](index_t t, index_t i) {
+      const index_t q = q0 + query_of(i), c = first + t * 8 + lane() % 4 * 2;
+      if (q < all && c < cache.dim) {
+        float* const y = of.missing + (std::ptrdiff_t{h} * all + q) * cache.dim + c;
+        const float a = y[0] - sum[t][2 * i], b = y[1] - sum[t][2 * i + 1];
+        store_pair(y, a, b);
+        const float u = a < 0 ? -a : a, v = b < 0 ? -b : b;
+        largest = u > largest ? u : largest, largest = v > largest ? v : largest;
       }
-    }
+    });
     return largest;
   }
 };

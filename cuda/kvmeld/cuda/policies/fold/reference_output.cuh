@@ -55,32 +55,24 @@ struct query_tile {
   }
   /// `sum += weight · rows`.
   KVMELD_DEVICE static void add_rows(memory& shared, index_t dim, sums& sum) {
-    KVMELD_UNROLL
-    for (index_t u = 0; u < own; ++u) {
-      KVMELD_UNROLL
-      for (index_t w = 0; w < parts; ++w) {
-        const index_t i = w * 32 + lane();
-        for (index_t r = 0; r < some && i < dim; ++r) {
-          sum[u][w] += shared.weight[query(u) * weights + r] * shared.row[r * pitch + i];
-        }
+    unrolled<own, parts>([&](index_t u, index_t w) {
+      const index_t i = w * 32 + lane();
+      for (index_t r = 0; r < some && i < dim; ++r) {
+        sum[u][w] += shared.weight[query(u) * weights + r] * shared.row[r * pitch + i];
       }
-    }
+    });
     sync_warp();  // the weights are used up
   }
   /// `use(q, i, x)` for the lane's part of the sums: element `i` of what query `q` of `all` gets.
   template <class Use>
   KVMELD_DEVICE static void each_sum(const sums& sum, index_t q0, index_t all, index_t dim,
                                      Use use) {
-    KVMELD_UNROLL
-    for (index_t u = 0; u < own; ++u) {
-      KVMELD_UNROLL
-      for (index_t w = 0; w < parts; ++w) {
-        const index_t q = q0 + query(u), i = w * 32 + lane();
-        if (q < all && i < dim) {
-          use(q, i, sum[u][w]);
-        }
+    unrolled<own, parts>([&](index_t u, index_t w) {
+      const index_t q = q0 + query(u), i = w * 32 + lane();
+      if (q < all && i < dim) {
+        use(q, i, sum[u][w]);
       }
-    }
+    });
   }
 };
 

@@ -95,38 +95,30 @@ struct reference_tiles {
         float x[some / 8][4] = {};
         multiply_keys(shared.keys, stage * key_tile::size, s, query, x);
         unsigned high[some / 16][4], rest[some / 16][4];
-        KVMELD_UNROLL
-        for (index_t t = 0; t < some / 8; ++t) {
+        unrolled<some / 8, 2>([&](index_t t, index_t i) {
+          float p[2];
           KVMELD_UNROLL
-          for (index_t i = 0; i < 2; ++i) {
-            float p[2];
-            KVMELD_UNROLL
-            for (index_t e = 0; e < 2; ++e) {
-              const float mass = shared.mass[stage * slots + s + t * 8 + lane() % 4 * 2 + e];
-              p[e] = exp2_approx(multiply_add(scale, x[t][2 * i + e], mass - z[i]));
-            }
-            const Scalar a = from_float<Scalar>(p[0]), b = from_float<Scalar>(p[1]);
-            high[t / 2][t % 2 * 2 + i] = pair_of(a, b);
-            rest[t / 2][t % 2 * 2 + i] = pair_of(from_float<Scalar>(p[0] - to_float(a)),
-                                                 from_float<Scalar>(p[1] - to_float(b)));
+          for (index_t e = 0; e < 2; ++e) {
+            const float mass = shared.mass[stage * slots + s + t * 8 + lane() % 4 * 2 + e];
+            p[e] = exp2_approx(multiply_add(scale, x[t][2 * i + e], mass - z[i]));
           }
-        }
+          const Scalar a = from_float<Scalar>(p[0]), b = from_float<Scalar>(p[1]);
+          high[t / 2][t % 2 * 2 + i] = pair_of(a, b);
+          rest[t / 2][t % 2 * 2 + i] = pair_of(from_float<Scalar>(p[0] - to_float(a)),
+                                               from_float<Scalar>(p[1] - to_float(b)));
+        });
         add_values(shared.values, stage * value_tile::size, s, first, high, rest, sum);
       }
       stage ^= 1;
     }
     wait_async<0>();
-    KVMELD_UNROLL
-    for (index_t t = 0; t < columns / 8; ++t) {
-      KVMELD_UNROLL
-      for (index_t i = 0; i < 2; ++i) {
-        const index_t q = q0 + row(i), c = first + t * 8 + lane() % 4 * 2;
-        if (q < all && c < cache.dim) {
-          store_pair(out + (std::ptrdiff_t{h} * all + q) * cache.dim + c, sum[t][2 * i],
-                     sum[t][2 * i + 1]);
-        }
+    unrolled<columns / 8, 2>([&](index_t t, index_t i) {
+      const index_t q = q0 + row(i), c = first + t * 8 + lane() % 4 * 2;
+      if (q < all && c < cache.dim) {
+        store_pair(out + (std::ptrdiff_t{h} * all + q) * cache.dim + c, sum[t][2 * i],
+                   sum[t][2 * i + 1]);
       }
-    }
+    });
   }
 
  private:

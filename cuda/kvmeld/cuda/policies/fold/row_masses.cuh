@@ -106,15 +106,11 @@ struct row_masses {
       for (index_t q = 0; q < query_tile::rows; q += some) {
         float x[some / 8][4] = {};
         multiply(shared, stage, q, x);
-        KVMELD_UNROLL
-        for (index_t t = 0; t < some / 8; ++t) {
-          KVMELD_UNROLL
-          for (index_t i = 0; i < 4; ++i) {
-            const index_t column = q + t * 8 + lane() % 4 * 2 + i % 2;
-            const float z = shared.log_sum[stage * query_tile::rows + column];
-            alone[i / 2] += exp2_approx(multiply_add(scale, x[t][i], -z));
-          }
-        }
+        unrolled<some / 8, 4>([&](index_t t, index_t i) {
+          const index_t column = q + t * 8 + lane() % 4 * 2 + i % 2;
+          const float z = shared.log_sum[stage * query_tile::rows + column];
+          alone[i / 2] += exp2_approx(multiply_add(scale, x[t][i], -z));
+        });
       }
       stage ^= 1;
     }

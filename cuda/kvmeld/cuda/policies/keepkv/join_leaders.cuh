@@ -16,30 +16,19 @@ struct near_columns {
   KVMELD_DEVICE void take(const typename Stream::products& x, index_t first, Is is) {
     constexpr bool whole = Stream::columns == Stream::rows;
     const index_t begin = whole ? 0 : first / Stream::columns * (Stream::column_tiles * 8);
-    KVMELD_UNROLL
-    for (index_t n = 0; n < Stream::column_tiles; ++n) {
-      KVMELD_UNROLL
-      for (index_t j = 0; j < 4; ++j) {
-        KVMELD_UNROLL
-        for (index_t m = 0; m < Stream::row_tiles; ++m) {
-          const bool yes = is(x[m][n][j], Stream::row(m, j), Stream::column(n, j));
-          bits[m][j / 2] |= yes ? candidate{1} << (begin + n * 8 + j % 2) : candidate{0};
-        }
-      }
-    }
+    unrolled<Stream::column_tiles, 4, Stream::row_tiles>([&](index_t n, index_t j, index_t m) {
+      const bool yes = is(x[m][n][j], Stream::row(m, j), Stream::column(n, j));
+      bits[m][j / 2] |= yes ? candidate{1} << (begin + n * 8 + j % 2) : candidate{0};
+    });
   }
   /// Where `of_row` finds them. The ring is idle.
   KVMELD_DEVICE void store(typename Stream::shared_memory& shared) const {
-    KVMELD_UNROLL
-    for (index_t m = 0; m < Stream::row_tiles; ++m) {
-      KVMELD_UNROLL
-      for (index_t i = 0; i < 2; ++i) {
-        const candidate all = reduce_sum(bits[m][i] << (lane() % 4 * 2), 4);
-        if (lane() % 4 == 0) {
-          Stream::number_of_row(shared, warp() % Stream::across, Stream::row(m, 2 * i)) = all;
-        }
+    unrolled<Stream::row_tiles, 2>([&](index_t m, index_t i) {
+      const candidate all = reduce_sum(bits[m][i] << (lane() % 4 * 2), 4);
+      if (lane() % 4 == 0) {
+        Stream::number_of_row(shared, warp() % Stream::across, Stream::row(m, 2 * i)) = all;
       }
-    }
+    });
   }
   /// Of columns `32 k ...`.
   KVMELD_DEVICE static unsigned of_row(typename Stream::shared_memory& shared, index_t r,

@@ -116,14 +116,10 @@ struct gaussian_weights {
       for (index_t k = 0; k < own; ++k) {
         x[k] = load_row(keys.at(slot[k]), e, cache.dim, aligned);
       }
-      KVMELD_UNROLL
-      for (index_t k = 0; k < own; ++k) {
-        KVMELD_UNROLL
-        for (index_t j = 0; j < width; ++j) {
-          const float apart = to_float(p[j]) - to_float(x[k][j]);
-          square[k] += apart * apart;
-        }
-      }
+      unrolled<own, width>([&](index_t k, index_t j) {
+        const float apart = to_float(p[j]) - to_float(x[k][j]);
+        square[k] += apart * apart;
+      });
     }
   }
 };
