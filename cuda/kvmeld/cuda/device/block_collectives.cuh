@@ -161,8 +161,8 @@ struct marked_places {
 template <index_t Threads, class Use>
 KVMELD_DEVICE void each_by_warp(index_t n, Use use) {
   constexpr index_t warps = Threads / 32;
-  const auto block = static_cast<index_t>(block_index().y);
-  const auto blocks = static_cast<index_t>(grid().y);
+  const auto block = block_y();
+  const auto blocks = grid_y();
   for (index_t i = block * warps + warp(); i < n; i += blocks * warps) {
     use(i);
   }

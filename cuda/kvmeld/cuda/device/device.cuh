@@ -24,7 +24,7 @@
 /// What a kernel may call (`mask`: the lanes of the warp that take part; all by default):
 ///
 ///     thread_index(), lane(), warp()              0 <= thread_index() < threads
-///     block_index(), grid()                       .x, .y, .z
+///     block_index(), grid()                       .x, .y, .z; as an `index_t`: block_y(), grid_y()
 ///     sync_block()                                all threads of the block, none missing
 ///     sync_warp(mask)                             orders shared memory within the warp
 ///     shuffle(x, from, mask)                      x of lane `from`
@@ -105,6 +105,15 @@ namespace kvmeld::cuda {
 
 /// e^x = 2^(x · log2 e), ln x = log2 x · ln 2.
 inline constexpr float log2_e = 1.4426950408889634F, ln_2 = 0.6931471805599453F;
+
+KVMELD_DEVICE inline index_t block_y() { return static_cast<index_t>(block_index().y); }
+KVMELD_DEVICE inline index_t block_z() { return static_cast<index_t>(block_index().z); }
+KVMELD_DEVICE inline index_t grid_y() { return static_cast<index_t>(grid().y); }
+KVMELD_DEVICE inline index_t grid_z() { return static_cast<index_t>(grid().z); }
+/// Blocks along a grid, for `n` of something of which a block takes `each`.
+inline unsigned blocks_of(index_t n, index_t each = 1) {
+  return static_cast<unsigned>((n + each - 1) / each);
+}
 
 /// `use(m, n)` for all `m < M` and `n < N`, one after the other.
 template <index_t M, index_t N, class Use>

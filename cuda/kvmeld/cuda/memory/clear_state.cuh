@@ -18,8 +18,8 @@ struct clear_state {
   /// Grid: heads, any number of blocks that share a head.
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head();
-    const index_t first = static_cast<index_t>(block_index().y) * threads + thread_index();
-    const index_t step = static_cast<index_t>(grid().y) * threads;
+    const index_t first = block_y() * threads + thread_index();
+    const index_t step = grid_y() * threads;
     for (index_t c = 0; c < state.count; ++c) {
       for (index_t s = first; s < cache.stride(); s += step) {
         state.column(c, h)[s] = state.initial[c];

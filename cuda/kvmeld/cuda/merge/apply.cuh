@@ -30,7 +30,7 @@ struct apply_rows {
   /// Grid: heads; slices of keys, slices of values, records.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
-    const auto part = static_cast<index_t>(block_index().y);
+    const auto part = block_y();
     const index_t rows = plan.rows[h];
     if (rows < 0) {
       return;
@@ -60,7 +60,7 @@ void apply_by(const plan_view& plan, const cache_view<Scalar>& cache, const stat
   constexpr index_t width = kernel::slice::lanes * kernel::slice::width;
   const index_t slices = (cache.dim + width - 1) / width;
   launch(kernel{cache, state, plan, slices, cache.aligned()},
-         {cache.blocks(), static_cast<unsigned>(2 * slices + 1)}, stream);
+         {cache.blocks(), blocks_of(2 * slices + 1)}, stream);
 }
 
 }  // namespace detail

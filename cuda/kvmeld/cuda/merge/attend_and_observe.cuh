@@ -31,7 +31,7 @@ struct attention_that_observes {
     attend_splits<Compared>(call, stream);
     if (observes) {
       launch_early(second<observe_and_remove<Scalar, Rule>>(),
-                   {call.cache.blocks(), static_cast<unsigned>(call.to.tiles)}, stream);
+                   {call.cache.blocks(), blocks_of(call.to.tiles)}, stream);
     }
   }
 

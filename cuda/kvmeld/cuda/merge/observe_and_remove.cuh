@@ -75,7 +75,7 @@ struct observe_and_remove {
 
   KVMELD_DEVICE begun begin() const {
     const index_t h = cache.head(), length = cache.length[h];
-    const auto tile = static_cast<index_t>(block_index().y);
+    const auto tile = block_y();
     const bool full = options.appended && length >= cache.capacity;
     const index_t n = length + (options.appended && !full ? 1 : 0);
     const index_t newest = cache.next_position[h] - (options.appended ? 0 : 1);

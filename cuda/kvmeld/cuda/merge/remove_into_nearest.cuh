@@ -123,7 +123,7 @@ struct remove_into_nearest {
     if (removed < 0) {
       return;
     }
-    const auto tile = static_cast<index_t>(block_index().y);
+    const auto tile = block_y();
     const index_t n = cache.length[h] + 1;
     const auto best = best_of_tiles(
         shared.ticket, shared.best, from.tickets + h, from.best_of(h), tile, from.near_tiles,
@@ -141,7 +141,7 @@ void remove_after(const Rule& rule, const cache_view<Scalar>& cache, const state
   from.near_tiles = (cache.capacity + Search::slots - 1) / Search::slots;
   launch_early(remove_into_nearest<Scalar, Rule, Search>{cache, state, from, rule,
                                                          Search{cache, cache.aligned()}},
-               {cache.blocks(), static_cast<unsigned>(from.near_tiles)}, stream);
+               {cache.blocks(), blocks_of(from.near_tiles)}, stream);
 }
 template <class Scalar, class Rule>
 void remove_nearest(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,

@@ -22,15 +22,12 @@ struct ridge_outputs {
 template <index_t Halves>
 void solve_ridge(const ridge_system& of, const ridge_outputs& outputs, float ridge, unsigned heads,
                  stream stream) {
-  const auto count = [](index_t n, index_t of_one) {
-    return static_cast<unsigned>((n + of_one - 1) / of_one);
-  };
   using pack = pack_outputs<Halves>;
   launch(pack{of, outputs.missing, outputs.squares, outputs.largest, outputs.parts, ridge},
-         {heads, of.dual ? 1 : count(of.depth, pack::queries)}, stream);
+         {heads, of.dual ? 1 : blocks_of(of.depth, pack::queries)}, stream);
   if (of.dual) {
-    launch(load_outputs{of, outputs.missing},
-           {heads, static_cast<unsigned>(of.tiles), static_cast<unsigned>(of.dim_tiles)}, stream);
+    launch(load_outputs{of, outputs.missing}, {heads, blocks_of(of.tiles), blocks_of(of.dim_tiles)},
+           stream);
     using multiply = multiply_rows<Halves, true>;
     launch(multiply{of}, multiply::blocks(of, heads), stream);
   } else {
@@ -44,11 +41,10 @@ void solve_ridge(const ridge_system& of, const ridge_outputs& outputs, float rid
   }
   const index_t* const row = of.dual ? nullptr : outputs.row;
   launch(substitute_back{of, row, outputs.capacity, outputs.out},
-         {heads, count(of.dim, substitute_back::columns)}, stream);
+         {heads, blocks_of(of.dim, substitute_back::columns)}, stream);
   if (of.dual) {
     launch(multiply_solution<Halves>{of, outputs.row, outputs.capacity, outputs.out},
-           {heads, static_cast<unsigned>(of.unknown_tiles), static_cast<unsigned>(of.dim_tiles)},
-           stream);
+           {heads, blocks_of(of.unknown_tiles), blocks_of(of.dim_tiles)}, stream);
   }
 }
 

@@ -20,13 +20,12 @@ struct multiply_rows {
   /// A block for every row and column of tiles, those above the diagonal for nothing: as one
   /// number the lower ones would be too many for a grid's second dimension.
   static extent blocks(const ridge_system& of, unsigned heads) {
-    return {heads, static_cast<unsigned>(Dual ? of.tiles : of.row_tiles()),
-            static_cast<unsigned>(of.tiles)};
+    return {heads, static_cast<unsigned>(Dual ? of.tiles : of.row_tiles()), blocks_of(of.tiles)};
   }
   /// Grid: heads, rows of tiles, columns of tiles.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = of.active.head(), have = of.tiles_of(h);
-    const auto i = static_cast<index_t>(block_index().y), j = static_cast<index_t>(block_index().z);
+    const auto i = block_y(), j = block_z();
     if (j >= have || (i < of.tiles && (j > i || i >= have))) {
       return;
     }
@@ -57,8 +56,8 @@ struct load_outputs {
 
   /// Grid: heads, tiles of queries, tiles of columns.
   KVMELD_DEVICE void operator()(shared_memory&) const {
-    const index_t h = of.active.head(), j = static_cast<index_t>(block_index().y);
-    const auto b = static_cast<index_t>(block_index().z);
+    const index_t h = of.active.head(), j = block_y();
+    const auto b = block_z();
     if (of.tiles_of(h) == 0) {
       return;
     }
@@ -88,7 +87,7 @@ struct update_column {
   /// Grid: heads, tiles from the diagonal on: it takes longest.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = of.active.head(), have = of.tiles_of(h);
-    const index_t i = j + static_cast<index_t>(block_index().y);
+    const index_t i = j + block_y();
     if (j >= have || (i >= have && i < of.tiles)) {
       return;
     }
@@ -159,7 +158,7 @@ struct solve_column {
   /// Grid: heads, tiles below it.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = of.active.head(), have = of.tiles_of(h);
-    const index_t i = j + 1 + static_cast<index_t>(block_index().y);
+    const index_t i = j + 1 + block_y();
     if (j >= have || (i >= have && i < of.tiles)) {
       return;
     }

@@ -29,7 +29,7 @@ struct substitute_back {
   /// Grid: heads, blocks of columns.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = of.active.head(), have = of.tiles_of(h);
-    const index_t first = static_cast<index_t>(block_index().y) * columns;
+    const index_t first = block_y() * columns;
     place next{have - 1, have - 1, 0};  // of the piece to be loaded
     index_t loaded = 0;
     const auto load = [&] {
@@ -242,8 +242,8 @@ struct multiply_solution {
   /// Grid: heads, tiles of unknowns, tiles of columns.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = of.active.head(), n = of.unknowns[h];
-    const index_t first = static_cast<index_t>(block_index().y) * of.side;
-    const index_t columns = static_cast<index_t>(block_index().z) * of.side;
+    const index_t first = block_y() * of.side;
+    const index_t columns = block_z() * of.side;
     if (first >= n) {
       return;
     }

@@ -131,7 +131,7 @@ struct pack_outputs {
     if (of.dual) {
       return;
     }
-    const index_t q0 = static_cast<index_t>(block_index().y) * queries;
+    const index_t q0 = block_y() * queries;
     const index_t pack = warp() / 2 * 2 + lane() % 2, d = warp() % 2 * 16 + lane() / 2;
     for (index_t d0 = 0; d0 < of.dim_tiles * of.side; d0 += some) {
       sync_block();  // the last are used up

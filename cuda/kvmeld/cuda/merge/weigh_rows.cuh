@@ -35,8 +35,8 @@ struct weigh_rows {
     const index_t h = cache.head();
     const head_context head = context_of(cache, state, h, 0);
     const index_t rows = plan.rows[h];
-    const auto step = static_cast<index_t>(grid().y) * warps;
-    for (index_t r0 = static_cast<index_t>(block_index().y) * warps; r0 < rows; r0 += step) {
+    const auto step = grid_y() * warps;
+    for (index_t r0 = block_y() * warps; r0 < rows; r0 += step) {
       const index_t mine = r0 + lane();  // of the block's rows, the first lanes know one each
       const bool is = lane() < warps && mine < rows;
       const index_t first = is ? plan.begin[cache.bound(h, mine)] : 0;
@@ -76,8 +76,7 @@ void weigh(const cache_view<Scalar>& cache, const state_view& state,
   using kernel = weigh_rows<Scalar, Weights>;
   const unsigned heads = cache.blocks();
   const index_t rows = (heads < 64 ? 1 : 4) * kernel::warps;
-  launch(kernel{cache, state, from, plan, weights},
-         {heads, static_cast<unsigned>((target + rows - 1) / rows)}, stream);
+  launch(kernel{cache, state, from, plan, weights}, {heads, blocks_of(target, rows)}, stream);
 }
 
 /// Rows and their weights: two launches.

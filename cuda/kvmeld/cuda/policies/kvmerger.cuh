@@ -40,8 +40,7 @@ struct device_policy<kvmerger> : evicting_policy {
                         stream);
     using cosines = detail::pair_cosines<Scalar>;
     launch(cosines{cache, d, rule.gaps_break, aligned},
-           {heads, static_cast<unsigned>((cache.capacity + cosines::pairs - 1) / cosines::pairs)},
-           stream);
+           {heads, blocks_of(cache.capacity, cosines::pairs)}, stream);
     using name = detail::name_runs<Scalar>;
     using make = detail::make_rows<Scalar, detail::join_all>;
     launch(detail::one_after_other<name, make>{{cache, state, d, limits, rule.by_threshold,

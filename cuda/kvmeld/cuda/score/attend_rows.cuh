@@ -33,7 +33,7 @@ struct attend_rows {
     const cache_view<Scalar>& cache = call.cache;
     const index_t rows = 32 / lanes;  // of a warp's load
     const slot_share share = call.share(warps * rows * unroll);
-    const index_t h = share.head, g0 = static_cast<index_t>(block_index().z) * Heads;
+    const index_t h = share.head, g0 = block_z() * Heads;
     if (g0 == 0) {
       call.clear_ticket(share);
     }

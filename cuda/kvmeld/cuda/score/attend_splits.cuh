@@ -21,7 +21,7 @@ bool fits_tiles(const attention_call<Scalar, Masses>& call) {
 
 template <index_t Depth, template <class, index_t> class Compared, class Scalar, class Masses>
 void attend_depth(const attention_call<Scalar, Masses>& call, stream stream) {
-  const extent blocks{call.cache.blocks(), static_cast<unsigned>(call.to.splits)};
+  const extent blocks{call.cache.blocks(), blocks_of(call.to.splits)};
   if (call.cache.group <= 8) {
     launch(attend_tiles<Scalar, Depth, 1, Masses, Compared>{call}, blocks, stream);
   } else {
@@ -38,10 +38,10 @@ void attend_on_tiles(const attention_call<Scalar, Masses>& call, stream stream) 
 
 template <index_t Packs, index_t Heads, class Scalar, class Masses>
 void attend_sweeps(const attention_call<Scalar, Masses>& call, stream stream) {
-  const auto sweeps = static_cast<unsigned>((call.cache.group + Heads - 1) / Heads);
+  const auto sweeps = blocks_of(call.cache.group, Heads);
   launch(attend_rows<Scalar, Packs, Heads, Masses>{call, lanes_of<Scalar>(call.cache.dim, Packs),
                                                    call.cache.aligned()},
-         {call.cache.blocks(), static_cast<unsigned>(call.to.splits), sweeps}, stream);
+         {call.cache.blocks(), blocks_of(call.to.splits), sweeps}, stream);
 }
 
 /// `Compared`: what is most like each of `call.to.predicted` too, where that is not null; the

@@ -56,7 +56,7 @@ struct attention_call {
     const bool full = fresh.keys != nullptr && cached >= cache.capacity;
     const index_t n = full ? 0 : fresh.keys != nullptr ? cached + 1 : cached;
     const index_t slots = ((n + to.splits - 1) / to.splits + turn - 1) / turn * turn;
-    const auto split = static_cast<index_t>(block_index().y);
+    const auto split = block_y();
     const index_t begin = split * slots < n ? split * slots : n;
     return {h, split, begin, begin + slots < n ? begin + slots : n, cached, full};
   }

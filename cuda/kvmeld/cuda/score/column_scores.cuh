@@ -52,7 +52,7 @@ struct column_streams {
     if (parts > 1) {
       using kernel = combine_log_sums<Scalar, Queries>;
       launch(kernel{cache, queries, memory.partial_log_sums, n, parts, out},
-             {cache.blocks(), shares(cache.group * queries.count, kernel::threads)}, on);
+             {cache.blocks(), blocks_of(cache.group * queries.count, kernel::threads)}, on);
     }
   }
 
@@ -99,10 +99,8 @@ struct column_streams {
                {{partial, partial + n, partial + 2 * n}}, numbers * n);
     using kernel = add_parts<Scalar, Queries, What == measured::largest, numbers>;
     launch(kernel{cache, queries, partial, n, parts, {out.to[0], out.to[1], out.to[2]}},
-           {cache.blocks(), shares(cache.capacity, kernel::threads)}, on);
+           {cache.blocks(), blocks_of(cache.capacity, kernel::threads)}, on);
   }
-
-  static unsigned shares(index_t n, index_t of) { return static_cast<unsigned>((n + of - 1) / of); }
 
   template <measured What>
   void pass(index_t rows, index_t parts, const float* log_sum_exp, const column_weights& weights,
@@ -119,7 +117,7 @@ struct column_streams {
                {out.to[0], out.to[1], out.to[2]},
                part_stride,
                std::min(shape::columns, (columns + shape::turn - 1) / shape::turn * shape::turn)},
-        {cache.blocks(), shares(rows, stream_rows), static_cast<unsigned>(parts)}, on);
+        {cache.blocks(), blocks_of(rows, stream_rows), blocks_of(parts)}, on);
   }
 };
 
@@ -142,10 +140,8 @@ void log_sums(const cache_view<Scalar>& cache, const Queries& queries, const col
     if (queries.log_sum_exp != nullptr) {
       using take = take_log_sums<Scalar, Queries>;
       const index_t all = cache.group * queries.count;
-      return launch(
-          take{cache, queries, out},
-          {cache.blocks(), static_cast<unsigned>((all + take::threads - 1) / take::threads)},
-          stream);
+      return launch(take{cache, queries, out}, {cache.blocks(), blocks_of(all, take::threads)},
+                    stream);
     }
   }
   if constexpr (sizeof(product_scalar<Scalar, Queries>) == 2) {
@@ -158,10 +154,9 @@ void log_sums(const cache_view<Scalar>& cache, const Queries& queries, const col
   }
   with_depth<128, 256>(cache.dim, [&](auto depth) {
     using kernel = query_log_sums<Scalar, decltype(depth)::value, Queries>;
-    const auto tiles =
-        static_cast<unsigned>((queries.count + kernel::shape::rows - 1) / kernel::shape::rows);
+    const auto tiles = blocks_of(queries.count, kernel::shape::rows);
     launch(kernel{cache, queries, out, cache.aligned() && queries.aligned()},
-           {cache.blocks(), static_cast<unsigned>(cache.group), tiles}, stream);
+           {cache.blocks(), blocks_of(cache.group), tiles}, stream);
   });
 }
 
@@ -186,8 +181,7 @@ void column_scores(const cache_view<Scalar>& cache, const Queries& queries,
   }
   with_depth<128, 256>(cache.dim, [&](auto depth) {
     using kernel = slot_sums<Scalar, decltype(depth)::value, Queries>;
-    const auto tiles =
-        static_cast<unsigned>((cache.capacity + kernel::shape::rows - 1) / kernel::shape::rows);
+    const auto tiles = blocks_of(cache.capacity, kernel::shape::rows);
     launch(kernel{cache, queries, given, out, options.combine, options.window,
                   static_cast<float>(std::log(static_cast<double>(options.decay))),
                   cache.aligned() && queries.aligned()},

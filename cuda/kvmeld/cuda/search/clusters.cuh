@@ -156,9 +156,6 @@ struct group_members {
 template <index_t Depth>
 void cluster_points(const clustered_points& x, const index_t* length, const seed_lists& seeds,
                     const cluster_scratch& work, index_t rounds, unsigned heads, stream stream) {
-  const auto shares = [](index_t n, index_t of) {
-    return static_cast<unsigned>((n + of - 1) / of);
-  };
   const index_t target = seeds.limits.most_target();
   const auto meet = [&](index_t which) {
     meet_centres<Depth>(x, {work.means, seeds, which}, heads, stream);
@@ -176,7 +173,7 @@ void cluster_points(const clustered_points& x, const index_t* length, const seed
   launch(order_seeds{x, length, work.by_slot}, {heads}, stream);
   for (index_t round = 1; round < rounds; ++round) {
     launch(group_members{x, work}, {heads}, stream);
-    launch(mean_centres{x, work, round == 1}, {heads, shares(target, 32)}, stream);
+    launch(mean_centres{x, work, round == 1}, {heads, blocks_of(target, 32)}, stream);
     meet(met_centres::means);
   }
 }

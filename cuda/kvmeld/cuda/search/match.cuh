@@ -29,7 +29,7 @@ struct squared_norms {
     if (removed[h] == 0) {
       return;
     }
-    const index_t begin = static_cast<index_t>(block_index().y) * 256, n = cache.length[h];
+    const index_t begin = block_y() * 256, n = cache.length[h];
     const auto keys = cache.keys.of(h);
     for (index_t s = begin + warp(); s < n && s < begin + 256; s += threads / 32) {
       const float square = square_of(keys.at(s), cache.dim, aligned);
@@ -66,7 +66,7 @@ struct nearest_kept {
   /// Grid: heads, tiles of removed slots.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
-    const index_t e0 = static_cast<index_t>(block_index().y) * tiles::rows;
+    const index_t e0 = block_y() * tiles::rows;
     const index_t count = removed.count[h], candidates = kept.count[h];
     if (e0 >= count) {
       return;
@@ -150,7 +150,7 @@ void match(const Similarity& similarity, const cache_view<Scalar>& cache, const 
   using kernel = nearest_kept<Scalar, Depth, Similarity>;
   constexpr index_t rows = kernel::tiles::rows;
   launch(kernel{cache, removed, kept, norm, out, similarity, cache.aligned()},
-         {cache.blocks(), static_cast<unsigned>((cache.capacity + rows - 1) / rows)}, stream);
+         {cache.blocks(), blocks_of(cache.capacity, rows)}, stream);
 }
 
 template <class Similarity, class Scalar>
@@ -169,7 +169,7 @@ void match_by(const Similarity& similarity, const cache_view<Scalar>& cache,
 template <class Scalar>
 void norms(const cache_view<Scalar>& cache, const slot_lists& removed, float* norm, stream stream) {
   launch(squared_norms<Scalar>{cache, removed.count, norm, cache.aligned()},
-         {cache.blocks(), static_cast<unsigned>((cache.capacity + 255) / 256)}, stream);
+         {cache.blocks(), blocks_of(cache.capacity, 256)}, stream);
 }
 
 }  // namespace detail

@@ -59,7 +59,7 @@ struct nearest_centre {
 
   /// Grid: heads, tiles of slots.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
-    const index_t h = x.active.head(), e0 = static_cast<index_t>(block_index().y) * rows;
+    const index_t h = x.active.head(), e0 = block_y() * rows;
     if (x.of.rows[h] < 0 || e0 >= x.of.removed_count[h]) {
       return;
     }
@@ -135,8 +135,8 @@ template <index_t Depth>
 void meet_centres(const clustered_points& x, const met_centres& centres, unsigned heads,
                   stream stream) {
   const auto by = [&]<index_t Rows>(std::integral_constant<index_t, Rows>) {
-    const index_t tiles = (x.points.capacity + Rows - 1) / Rows;
-    launch(nearest_centre<Depth, Rows>{x, centres}, {heads, static_cast<unsigned>(tiles)}, stream);
+    launch(nearest_centre<Depth, Rows>{x, centres}, {heads, blocks_of(x.points.capacity, Rows)},
+           stream);
   };
   if constexpr (nearest_centre<Depth>::roomy) {
     if (!fits<nearest_centre<Depth>>()) {

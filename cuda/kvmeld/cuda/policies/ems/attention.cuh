@@ -28,7 +28,7 @@ struct measure_entries {
   /// Grid: heads, stretches of `slots`.
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head();
-    const index_t begin = static_cast<index_t>(block_index().y) * slots, n = cache.length[h];
+    const index_t begin = block_y() * slots, n = cache.length[h];
     if (!limits.of(h).reached(n) || n > cache.capacity) {
       return;
     }
@@ -90,7 +90,7 @@ struct credit_tokens {
   /// Grid: heads, stretches of `slots`.
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head();
-    const index_t s = static_cast<index_t>(block_index().y) * slots + warp();
+    const index_t s = block_y() * slots + warp();
     const entry_table tokens = entry_table::of(cache, state, h, 0, places);
     if (s >= cache.length[h]) {
       return;

@@ -41,7 +41,7 @@ struct most_redundant {
   /// Grid: heads, tiles of removed slots.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
-    const index_t e0 = static_cast<index_t>(block_index().y) * shape::rows;
+    const index_t e0 = block_y() * shape::rows;
     const index_t count = from.removed_count[h], centres = from.kept_count[h];
     if (e0 >= count) {
       return;

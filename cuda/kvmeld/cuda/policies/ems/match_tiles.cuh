@@ -28,7 +28,7 @@ struct redundant_tiles {
 
   /// Grid: heads, tiles of removed slots.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
-    const index_t h = cache.head(), e0 = static_cast<index_t>(block_index().y) * rows;
+    const index_t h = cache.head(), e0 = block_y() * rows;
     const index_t count = from.removed_count[h], centres = from.kept_count[h];
     if (e0 >= count) {
       return;

@@ -19,9 +19,7 @@ void measure_slots(const ems_rule& rule, const cache_view<Scalar>& cache, const 
   using measure = measure_entries<Scalar>;
   launch(measure{cache, state, rule, limits, to.key_length, to.value_length, to.turned, to.pitch,
                  cache.aligned()},
-         {cache.blocks(),
-          static_cast<unsigned>((cache.capacity + measure::slots - 1) / measure::slots)},
-         stream);
+         {cache.blocks(), blocks_of(cache.capacity, measure::slots)}, stream);
 }
 
 /// A prompt's attention into the tokens' scores: three launches beside `column_scores`, whose sums
@@ -32,9 +30,6 @@ void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const
                     const query_rows<Scalar>& queries, const prompt_memory<ems_rule>& work,
                     stream stream) {
   const auto heads = cache.blocks();
-  const auto shares = [](index_t n, index_t of) {
-    return static_cast<unsigned>((n + of - 1) / of);
-  };
   measure_slots(rule, cache, state, {}, {}, stream);
   // The window of a short last chunk reaches back to queries that were counted before.
   const query_rows<Scalar> local = queries.reference(rule.window);
@@ -49,12 +44,11 @@ void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const
                 work.measure, stream);
   using log_sums = query_log_sums<Scalar, Depth, query_rows<Scalar>, entry_masses>;
   launch(log_sums{cache, reach, log_sum_exp, aligned, {state, places, rule.sinks, rule.window}},
-         {heads, static_cast<unsigned>(cache.group), shares(reach.count, log_sums::shape::rows)},
-         stream);
+         {heads, blocks_of(cache.group), blocks_of(reach.count, log_sums::shape::rows)}, stream);
   using credit = credit_tokens<Scalar>;
   launch(credit{cache, state, reach, rule.combine, places, counts, work.sums, work.last,
                 log_sum_exp, aligned},
-         {heads, shares(cache.capacity, credit::slots)}, stream);
+         {heads, blocks_of(cache.capacity, credit::slots)}, stream);
 }
 
 /// The centre of every removed entry, into `d.nearest`.
@@ -62,8 +56,7 @@ template <class Scalar>
 void match_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const entry_scratch& own,
                    const keep_evict_partition& d, stream stream) {
   const auto match = [&](auto kernel, index_t rows) {
-    launch(kernel, {cache.blocks(), static_cast<unsigned>((cache.capacity + rows - 1) / rows)},
-           stream);
+    launch(kernel, {cache.blocks(), blocks_of(cache.capacity, rows)}, stream);
   };
   if constexpr (sizeof(Scalar) == 2) {
     if (rule.with_position && cache.dim <= 128) {

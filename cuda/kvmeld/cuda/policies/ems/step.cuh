@@ -36,7 +36,7 @@ struct remove_into_centre {
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     wait_for_previous();
     const index_t h = cache.head();
-    const auto tile = static_cast<index_t>(block_index().y);
+    const auto tile = block_y();
     const index_t removed = from.victims[h];
     if (removed < 0) {
       return;
@@ -180,7 +180,7 @@ void remove_entry_after(const ems_rule& rule, const cache_view<Scalar>& cache,
   from.near_tiles = (cache.capacity + Search::slots - 1) / Search::slots;
   launch_early(remove_into_centre<Scalar, Search>{cache, state, from, rule, work.plan.entries,
                                                   Search{cache, cache.aligned()}},
-               {cache.blocks(), static_cast<unsigned>(from.near_tiles)}, stream);
+               {cache.blocks(), blocks_of(from.near_tiles)}, stream);
 }
 /// One launch, early, for the heads that the step runs.
 template <class Scalar>

@@ -17,9 +17,6 @@ void cluster_slots(const fold_rule& rule, const cache_view<Scalar>& cache,
                    const chosen_rows<Scalar>& queries, const head_budgets& limits,
                    const fold_plan_memory& work, stream stream) {
   const auto heads = cache.blocks();
-  const auto shares = [](index_t n, index_t of) {
-    return static_cast<unsigned>((n + of - 1) / of);
-  };
   const keep_evict_partition& d = work.divided;
   const prompt_scratch& own = work.prompt;
   // In units of what is added to the diagonal: no eigenvalue is below 1.
@@ -27,7 +24,7 @@ void cluster_slots(const fold_rule& rule, const cache_view<Scalar>& cache,
   covariance_of<false>(cache, reference_rows<Scalar>{queries, cache.group, cache.dim},
                        queries.count * cache.group, d.rows, 1 / least, least,
                        work.fold.leverage.moments, stream);
-  const unsigned stretches = shares(cache.capacity, space_sums::slots);
+  const unsigned stretches = blocks_of(cache.capacity, space_sums::slots);
   launch(sum_slots<Scalar>{cache, d.rows, own.sums}, {heads, stretches}, stream);
   const clustered_points x{own.points, own.space.weight, d, {cache.active}};
   seed_lists seeds = own.seeds;
@@ -40,7 +37,7 @@ void cluster_slots(const fold_rule& rule, const cache_view<Scalar>& cache,
            {heads}, stream);
     using points = make_points<Scalar, Dim>;
     launch(points{cache, d.rows, own.space, own.points, cache.aligned()},
-           {heads, shares(cache.capacity, points::slots)}, stream);
+           {heads, blocks_of(cache.capacity, points::slots)}, stream);
     cluster_points<2 * Dim>(x, cache.length, seeds, scratch, rule.prompt.rounds, heads, stream);
   };
   if (cache.dim <= 128) {

@@ -17,9 +17,6 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
                    const query_rows<Scalar>& reference, const head_budgets& limits,
                    const fold_plan_memory& work, stream stream) {
   const auto heads = cache.blocks();
-  const auto shares = [](index_t n, index_t of) {
-    return static_cast<unsigned>((n + of - 1) / of);
-  };
   const keep_evict_partition& d = work.divided;
   const fold_scratch& own = work.fold;
   const prompt_scratch& more = work.prompt;
@@ -44,8 +41,8 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
   const chosen_rows<Scalar> queries{reference, reference.data, reference.count, d.rows};
   column_scores(cache, queries, {}, {.total = own.sum}, own.measure, stream);
   using weigh = weigh_slots<Scalar, chosen_rows<Scalar>>;
-  launch(weigh{cache, queries, own.sum, own.mass}, {heads, shares(cache.capacity, weigh::threads)},
-         stream);
+  launch(weigh{cache, queries, own.sum, own.mass},
+         {heads, blocks_of(cache.capacity, weigh::threads)}, stream);
   cluster_slots(rule, cache, queries, limits, work, stream);
   launch(make_rows<Scalar, join_all>{cache, state, d, work.plan, {}}, {heads}, stream);
   fit_masses(cache, work.plan, d.into, queries, own.sum, own.mass, own.measure.log_sum_exp,

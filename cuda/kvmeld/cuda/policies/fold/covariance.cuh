@@ -51,7 +51,7 @@ struct make_covariance {
         of.mean[std::ptrdiff_t{h} * dim + k] += shared.mean[k];
       }
     }
-    const index_t i = static_cast<index_t>(block_index().y) * rows_of_block + warp();
+    const index_t i = block_y() * rows_of_block + warp();
     if (i >= dim) {
       return;
     }
@@ -89,12 +89,12 @@ void covariance_of(const cache_view<Scalar>& cache, const Rows& rows, index_t mo
   with_row_depth(cache.dim, [&](auto depth) {
     launch(sum_moments<Rows, decltype(depth)::value>{active, cache.dim, rows,
                                                      Plans ? planned : nullptr, work},
-           {heads, static_cast<unsigned>(parts)}, stream);
+           {heads, blocks_of(parts)}, stream);
   });
   using covariance = make_covariance<Rows>;
   constexpr index_t stretch = covariance::rows_of_block;
   launch(covariance{active, cache.dim, rows, planned, parts, scale, more, work},
-         {heads, static_cast<unsigned>((cache.dim + stretch - 1) / stretch)}, stream);
+         {heads, blocks_of(cache.dim, stretch)}, stream);
 }
 
 }  // namespace kvmeld::cuda::detail

@@ -57,7 +57,7 @@ struct measure_leverage {
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const auto& cache = of.cache;
     const index_t h = cache.head(), n = cache.length[h], dim = cache.dim;
-    const index_t s0 = static_cast<index_t>(block_index().y) * slots;
+    const index_t s0 = block_y() * slots;
     if (planned[h] < 0 || s0 >= n) {
       return;
     }
@@ -205,9 +205,8 @@ void leverage_of_keys(const cache_view<Scalar>& cache, const state_view& state,
   }
   with_row_depth(cache.dim, [&](auto depth) {
     using leverage = measure_leverage<Scalar, decltype(depth)::value>;
-    const index_t stretches = (cache.capacity + leverage::slots - 1) / leverage::slots;
     launch(leverage{keys, state, single, planned, work.moments.mean, work.inverse, work.leverage},
-           {cache.blocks(), static_cast<unsigned>(stretches)}, stream);
+           {cache.blocks(), blocks_of(cache.capacity, leverage::slots)}, stream);
   });
 }
 

@@ -80,7 +80,7 @@ struct sum_moments {
   /// Grid: heads, parts.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = active.head(), n = rows.count(h);
-    const auto part = static_cast<index_t>(block_index().y), parts = static_cast<index_t>(grid().y);
+    const auto part = block_y(), parts = grid_y();
     const bool asks = rows.asks(h);
     if (planned != nullptr && part == 0 && thread_index() == 0) {
       planned[h] = asks ? 0 : -1;

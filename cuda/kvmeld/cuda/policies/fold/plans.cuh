@@ -17,10 +17,7 @@ namespace kvmeld::cuda::detail {
 template <class Scalar>
 void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                 const head_budgets& limits, const fold_plan_memory& work, stream stream) {
-  const auto heads = cache.blocks(), group = static_cast<unsigned>(cache.group);
-  const auto shares = [](index_t n, index_t of) {
-    return static_cast<unsigned>((n + of - 1) / of);
-  };
+  const auto heads = cache.blocks(), group = blocks_of(cache.group);
   const keep_evict_partition& d = work.divided;
   const fold_scratch& own = work.fold;
   const scored_pins scored =
@@ -36,8 +33,8 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
   one_head.group = 1;
   column_scores(one_head, foreseen_line(queries), {}, {.total = own.sum}, own.measure, stream);
   using weigh = weigh_slots<Scalar, foreseen_rows>;
-  launch(weigh{cache, queries, own.sum, own.mass}, {heads, shares(cache.capacity, weigh::threads)},
-         stream);
+  launch(weigh{cache, queries, own.sum, own.mass},
+         {heads, blocks_of(cache.capacity, weigh::threads)}, stream);
 
   norms(cache, d.removed_list(), d.similarity, stream);
   match_by(ward_similarity{own.mass, true}, cache, d.removed_list(), d.removed_list(), d.similarity,
@@ -48,7 +45,7 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
   launch(make_rows<Scalar, join_all>{cache, state, d, work.plan, {}}, {heads}, stream);
   launch(fit_rows<Scalar, foreseen_rows>{cache, work.plan, d.into, queries, own.sum, own.mass,
                                          own.measure.log_sum_exp},
-         {heads, shares(limits.most_target(), 64)}, stream);
+         {heads, blocks_of(limits.most_target(), 64)}, stream);
   apply(work.plan, cache, state, stream);
 }
 

@@ -65,7 +65,7 @@ struct make_points {
   /// Grid: heads, stretches of `slots`.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head(), dim = cache.dim;
-    const index_t s0 = static_cast<index_t>(block_index().y) * slots, n = cache.length[h];
+    const index_t s0 = block_y() * slots, n = cache.length[h];
     if (planned[h] < 0 || s0 >= n) {
       return;
     }

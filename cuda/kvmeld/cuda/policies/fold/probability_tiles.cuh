@@ -44,9 +44,9 @@ struct probability_tiles {
     if (!queries.asks(h)) {
       return;
     }
-    const index_t q0 = static_cast<index_t>(block_index().y) * queries_a_block;
+    const index_t q0 = block_y() * queries_a_block;
     const bool stores = block_index().z == 0;
-    const index_t first = static_cast<index_t>(block_index().z) * columns;
+    const index_t first = block_z() * columns;
     const index_t all = queries.count * cache.group, n = plan.rows[h];
     query_tile::copy(
         shared.keys, 0, 0, cache.dim,

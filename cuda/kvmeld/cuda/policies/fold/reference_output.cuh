@@ -94,7 +94,7 @@ struct reference_output {
     if (!queries.asks(h)) {
       return;
     }
-    const index_t q0 = static_cast<index_t>(block_index().y) * tile::queries;
+    const index_t q0 = block_y() * tile::queries;
     const index_t all = queries.count * cache.group, n = cache.length[h];
     const auto keys = cache.keys.of(h), values = cache.values.of(h);
     tile::load_queries(shared, queries, h, q0, all, cache.dim);
@@ -151,7 +151,7 @@ struct row_probabilities {
       return;
     }
     tile::memory& shared = memory.rows;
-    const index_t q0 = static_cast<index_t>(block_index().y) * tile::queries;
+    const index_t q0 = block_y() * tile::queries;
     const index_t all = queries.count * cache.group, n = plan.rows[h];
     const auto at = [&](index_t u, index_t r) -> float& {
       return to.probabilities[(std::ptrdiff_t{h} * all + q0 + tile::query(u)) * rows.most + r];

@@ -37,8 +37,8 @@ struct reference_tiles {
     if (!queries.asks(h)) {
       return;
     }
-    const index_t q0 = static_cast<index_t>(block_index().y) * queries_a_block;
-    const index_t first = static_cast<index_t>(block_index().z) * columns;
+    const index_t q0 = block_y() * queries_a_block;
+    const index_t first = block_z() * columns;
     const index_t all = queries.count * cache.group, n = cache.length[h];
     const auto keys = cache.keys.of(h), values = cache.values.of(h);
     key_tile::copy(

@@ -59,7 +59,7 @@ struct row_masses {
   /// Grid: heads, blocks of rows.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head(), n = of.unknowns[h];
-    const index_t u0 = static_cast<index_t>(block_index().y) * rows;
+    const index_t u0 = block_y() * rows;
     if (u0 >= n) {
       return;
     }

@@ -59,7 +59,7 @@ struct sum_slots {
 
   /// Grid: heads, stretches of `slots`.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
-    const index_t h = cache.head(), stretch = static_cast<index_t>(block_index().y);
+    const index_t h = cache.head(), stretch = block_y();
     const index_t s0 = stretch * slots, n = cache.length[h];
     if (planned[h] < 0) {
       return;

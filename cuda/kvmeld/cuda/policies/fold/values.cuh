@@ -62,7 +62,6 @@ template <class Scalar>
 bool on_tensor_cores(const cache_view<Scalar>& cache, const chosen_rows<Scalar>& queries) {
   return sizeof(Scalar) == 2 && cache.aligned() && queries.aligned() && cache.dim % 8 == 0;
 }
-inline unsigned shares(index_t n, index_t of) { return static_cast<unsigned>((n + of - 1) / of); }
 
 /// Members of the rows weighted, their log-mass fitted to `sum` (`fit_rows`). Lists the rows that
 /// may change; on tensor cores the rows, in two parts each, lie in `work.rows` then. Two launches,
@@ -71,7 +70,7 @@ template <class Scalar>
 void fit_masses(const cache_view<Scalar>& cache, const plan_view& plan, const index_t* into,
                 const chosen_rows<Scalar>& queries, const float* sum, const float* mass,
                 const float* log_sum_exp, const value_scratch& work, stream stream) {
-  const extent some{cache.blocks(), shares(work.rows.most, 64)};
+  const extent some{cache.blocks(), blocks_of(work.rows.most, 64)};
   launch(list_unknowns<Scalar>{cache, plan, into, work}, {cache.blocks()}, stream);
   if constexpr (sizeof(Scalar) == 2) {
     if (on_tensor_cores(cache, queries)) {
@@ -98,8 +97,8 @@ void outputs_of(const cache_view<Scalar>& cache, const chosen_rows<Scalar>& quer
     if (on_tensor_cores(cache, queries)) {
       const auto multiply = [&](const auto& kernel) {
         launch(kernel,
-               {cache.blocks(), shares(all, kernel.queries_a_block),
-                shares(cache.dim, kernel.columns)},
+               {cache.blocks(), blocks_of(all, kernel.queries_a_block),
+                blocks_of(cache.dim, kernel.columns)},
                stream);
       };
       if (cache.dim <= 128) {
@@ -111,7 +110,7 @@ void outputs_of(const cache_view<Scalar>& cache, const chosen_rows<Scalar>& quer
     }
   }
   launch(reference_output<Scalar>{cache, queries, log_sum_exp, out},
-         {cache.blocks(), shares(all, query_tile::queries)}, stream);
+         {cache.blocks(), blocks_of(all, query_tile::queries)}, stream);
 }
 
 /// Probabilities of the rows into the system, and what outputs lack into `work.missing`, the output
@@ -124,8 +123,8 @@ index_t probabilities_of(const cache_view<Scalar>& cache, const plan_view& plan,
     if (on_tensor_cores(cache, queries)) {
       const auto multiply = [&](const auto& kernel) {
         launch(kernel,
-               {cache.blocks(), shares(system.depth, kernel.queries_a_block),
-                shares(cache.dim, kernel.columns)},
+               {cache.blocks(), blocks_of(system.depth, kernel.queries_a_block),
+                blocks_of(cache.dim, kernel.columns)},
                stream);
         return kernel.parts();
       };
@@ -135,9 +134,9 @@ index_t probabilities_of(const cache_view<Scalar>& cache, const plan_view& plan,
     }
   }
   launch(merge_rows<Scalar, false>{cache, plan, work.rows},
-         {cache.blocks(), shares(work.rows.most, 64)}, stream);
+         {cache.blocks(), blocks_of(work.rows.most, 64)}, stream);
   launch(row_probabilities<Scalar, Halves>{cache, queries, plan, work.rows, system, work},
-         {cache.blocks(), static_cast<unsigned>(work.parts())}, stream);
+         {cache.blocks(), blocks_of(work.parts())}, stream);
   return work.parts();
 }
 

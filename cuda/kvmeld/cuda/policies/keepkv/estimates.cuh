@@ -27,7 +27,7 @@ struct estimate_slots {
   /// Grid: heads, tiles of slots.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
-    const index_t s0 = static_cast<index_t>(block_index().y) * shape::rows;
+    const index_t s0 = block_y() * shape::rows;
     const index_t n = cache.length[h], next_position = cache.next_position[h];
     if (s0 >= n) {
       return;
@@ -83,9 +83,8 @@ template <class Scalar, index_t Depth>
 void estimate(const keepkv_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
               const query_rows<Scalar>& queries, stream stream) {
   using kernel = estimate_slots<Scalar, Depth>;
-  const index_t tiles = (cache.capacity + kernel::shape::rows - 1) / kernel::shape::rows;
   launch(kernel{cache, state, queries, rule, cache.aligned() && queries.aligned()},
-         {cache.blocks(), static_cast<unsigned>(tiles)}, stream);
+         {cache.blocks(), blocks_of(cache.capacity, kernel::shape::rows)}, stream);
 }
 
 }  // namespace kvmeld::cuda::detail

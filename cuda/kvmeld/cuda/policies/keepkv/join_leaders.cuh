@@ -66,7 +66,7 @@ struct join_leaders {
 
   /// Grid: heads, tiles of joiners from `tile` on.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
-    const index_t h = cache.head(), later = static_cast<index_t>(block_index().y);
+    const index_t h = cache.head(), later = block_y();
     const index_t w0 = (tile + later) * rows, count = of.rows[h] < 0 ? 0 : of.removed_count[h];
     if (w0 >= count) {
       return;
@@ -230,7 +230,7 @@ void join_tiles(const cache_view<Scalar>& cache, const keep_evict_partition& of,
   const index_t tiles = (cache.capacity + kernel::rows - 1) / kernel::rows;
   for (index_t tile = 0; tile < tiles; ++tile) {
     launch(kernel{cache, of, ends, norm, similarity, cache.aligned(), tile},
-           {cache.blocks(), static_cast<unsigned>(tiles - tile)}, stream);
+           {cache.blocks(), blocks_of(tiles - tile)}, stream);
   }
 }
 

@@ -84,7 +84,7 @@ struct pair_cosines {
       return;
     }
     const index_t n = cache.length[h];
-    const index_t begin = static_cast<index_t>(block_index().y) * pairs + warp() * own;
+    const index_t begin = block_y() * pairs + warp() * own;
     if (begin >= n) {
       return;
     }
