@@ -83,7 +83,7 @@ TEST_CASE("EMS reads of a first prompt what column sums read, and K once") {
     keys = counted.loaded(row_traffic::keys), mmas = counted.mmas;
   }
   const row_traffic counted(kv);
-  detail::observe_tokens<half, 128>(rule, kv.view(), kv.state, queries, work, order());
+  detail::observe_tokens(rule, kv.view(), kv.state, queries, work, order());
   CHECK(counted.loaded(row_traffic::keys) <= keys + c.capacity);
   CHECK(counted.loaded(row_traffic::values) == 0);
   CHECK(counted.mmas <= mmas);

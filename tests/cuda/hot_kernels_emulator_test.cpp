@@ -192,7 +192,7 @@ void check_joins(const cache_case& c, index_t held) {
                                         into.data(),
                                         {nearest.data(), score.data()},
                                         similarity.data()};
-  detail::join_tiles<128>(kv.view(), of, ends.data(), norm.data(), 2.0F, order());
+  detail::join_tiles(kv.view(), of, ends.data(), norm.data(), 2.0F, order());
   REQUIRE(ends[tiles] == c.capacity);
   double keys = 0, pairs = 0, barriers = 0;
   for (index_t t = 0; t < tiles; ++t) {

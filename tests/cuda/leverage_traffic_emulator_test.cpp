@@ -42,7 +42,7 @@ void check_leverage(const cache_case& c) {
     CHECK(counted.barriers == c.heads * (turns + parts * (6 + cleared) + ceiling(dim, 8)));
     CHECK(counted.launches == 2);
   }
-  detail::with_row_depth(dim, [&](auto rows) {
+  with_depth<64, 128, 256>(dim, [&](auto rows) {
     using kernel = detail::measure_leverage<half, decltype(rows)::value>;
     traffic counted;
     counted.watch(work.inverse.data,

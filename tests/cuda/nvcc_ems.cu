@@ -10,8 +10,7 @@ struct every_kernel {
                    const query_rows<Scalar>& queries, const detail::prompt_memory<ems_rule>& prompt,
                    stream stream) {
     device_policy<ems>::plan(ems_rule{}, cache, state, {}, prompt.plan, stream);
-    detail::observe_tokens<Scalar, 128>(ems_rule{}, cache, state, queries, prompt, stream);
-    detail::observe_tokens<Scalar, 256>(ems_rule{}, cache, state, queries, prompt, stream);
+    detail::observe_tokens(ems_rule{}, cache, state, queries, prompt, stream);
   }
 };
 

@@ -18,8 +18,7 @@ struct every_kernel {
     device_policy<kvmerger>::plan(kvmerger_rule{}, cache, state, {}, work, stream);
     device_policy<keepkv>::plan(keepkv_rule{}, cache, state, {}, work, stream);
     merge_first(keepkv_rule{}, cache, state, {}, work, stream);
-    estimate<Scalar, 128>(keepkv_rule{}, cache, state, queries, stream);
-    estimate<Scalar, 256>(keepkv_rule{}, cache, state, queries, stream);
+    estimate(keepkv_rule{}, cache, state, queries, stream);
     const extent one{};
     launch(add_sums<Scalar>{cache, state, nullptr, 1}, one, stream);
     launch(pool_sums<Scalar>{cache, state, {}, 7, false, nullptr, nullptr, nullptr}, one, stream);

@@ -82,6 +82,8 @@
 /// thread calls `wait_for_previous` before it touches what that launch touches.
 #pragma once
 
+#include <type_traits>  // std::integral_constant
+
 #include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/memory/slot_stat.hpp"
 #include "kvmeld/score/observation.hpp"
@@ -113,6 +115,18 @@ KVMELD_DEVICE inline index_t grid_z() { return static_cast<index_t>(grid().z); }
 /// Blocks along a grid, for `n` of something of which a block takes `each`.
 inline unsigned blocks_of(index_t n, index_t each = 1) {
   return static_cast<unsigned>((n + each - 1) / each);
+}
+
+/// `f(std::integral_constant)` of the least of `Depth` and `Depths`, which ascend, in which rows of
+/// `dim` find room.
+template <index_t Depth, index_t... Depths, class F>
+auto with_depth(index_t dim, F f) {
+  if constexpr (sizeof...(Depths) > 0) {
+    if (dim > Depth) {
+      return with_depth<Depths...>(dim, f);
+    }
+  }
+  return f(std::integral_constant<index_t, Depth>{});
 }
 
 /// `use(m, n)` for all `m < M` and `n < N`, one after the other.

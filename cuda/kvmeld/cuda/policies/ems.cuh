@@ -28,11 +28,7 @@ struct device_policy<ems> {
   static void observe(const ems&, const ems_rule& rule, const cache_view<Scalar>& cache,
                       const state_view& state, const query_rows<Scalar>& queries,
                       const detail::prompt_memory<ems_rule>& work, stream stream) {
-    if (cache.dim <= 128) {
-      detail::observe_tokens<Scalar, 128>(rule, cache, state, queries, work, stream);
-    } else {
-      detail::observe_tokens<Scalar, 256>(rule, cache, state, queries, work, stream);
-    }
+    detail::observe_tokens(rule, cache, state, queries, work, stream);
   }
   template <class Scalar>
   static void plan(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,

@@ -22,11 +22,7 @@ struct device_policy<keepkv> {
                       const cache_view<Scalar>& cache, const state_view& state,
                       const query_rows<Scalar>& queries, const detail::prompt_memory<keepkv_rule>&,
                       stream stream) {
-    if (cache.dim <= 128) {
-      detail::estimate<Scalar, 128>(rule, cache, state, queries.reference(policy.window), stream);
-    } else {
-      detail::estimate<Scalar, 256>(rule, cache, state, queries.reference(policy.window), stream);
-    }
+    detail::estimate(rule, cache, state, queries.reference(policy.window), stream);
   }
   /// Six launches.
   template <class Scalar>

@@ -19,21 +19,18 @@ bool fits_tiles(const attention_call<Scalar, Masses>& call) {
          at(call.fresh.values) % 16 == 0 && at(call.queries) % 4 == 0;
 }
 
-template <index_t Depth, template <class, index_t> class Compared, class Scalar, class Masses>
-void attend_depth(const attention_call<Scalar, Masses>& call, stream stream) {
-  const extent blocks{call.cache.blocks(), blocks_of(call.to.splits)};
-  if (call.cache.group <= 8) {
-    launch(attend_tiles<Scalar, Depth, 1, Masses, Compared>{call}, blocks, stream);
-  } else {
-    launch(attend_tiles<Scalar, Depth, 2, Masses, Compared>{call}, blocks, stream);
-  }
-}
 template <template <class, index_t> class Compared, class Scalar, class Masses>
 void attend_on_tiles(const attention_call<Scalar, Masses>& call, stream stream) {
-  const index_t dim = call.cache.dim;
-  return dim <= 64    ? attend_depth<64, Compared>(call, stream)
-         : dim <= 128 ? attend_depth<128, Compared>(call, stream)
-                      : attend_depth<256, Compared>(call, stream);
+  const extent blocks{call.cache.blocks(), blocks_of(call.to.splits)};
+  with_depth<64, 128, 256>(call.cache.dim, [&](auto depth) {
+    if (call.cache.group <= 8) {
+      launch(attend_tiles<Scalar, decltype(depth)::value, 1, Masses, Compared>{call}, blocks,
+             stream);
+    } else {
+      launch(attend_tiles<Scalar, decltype(depth)::value, 2, Masses, Compared>{call}, blocks,
+             stream);
+    }
+  });
 }
 
 template <index_t Packs, index_t Heads, class Scalar, class Masses>
@@ -61,8 +58,7 @@ void attend_splits(const attention_call<Scalar, Masses>& call, stream stream) {
   } else if (dim > 128) {
     return attend_sweeps<2, 4>(call, stream);
   }
-  return call.cache.group == 1 ? attend_sweeps<1, 1>(call, stream)
-                               : attend_sweeps<1, 4>(call, stream);
+  attend_sweeps<1, 4>(call, stream);
 }
 
 }  // namespace kvmeld::cuda::detail

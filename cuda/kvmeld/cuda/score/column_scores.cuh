@@ -2,9 +2,8 @@
 /// Column sums of a prompt's causal attention, without ever holding the attention.
 #pragma once
 
-#include <algorithm>    // std::min
-#include <cmath>        // std::abs, std::log, std::log2
-#include <type_traits>  // std::integral_constant
+#include <algorithm>  // std::min
+#include <cmath>      // std::abs, std::log, std::log2
 
 #include "kvmeld/cuda/score/add_parts.cuh"
 #include "kvmeld/cuda/score/slot_sums.cuh"
@@ -120,16 +119,6 @@ struct column_streams {
         {cache.blocks(), blocks_of(rows, stream_rows), blocks_of(parts)}, on);
   }
 };
-
-/// `f(std::integral_constant)` of the rows that kernels are made for, of two kinds.
-template <index_t Short, index_t Long, class F>
-void with_depth(index_t dim, F f) {
-  if (dim <= Short) {
-    f(std::integral_constant<index_t, Short>{});
-  } else {
-    f(std::integral_constant<index_t, Long>{});
-  }
-}
 
 /// log Σ exp of every query's logits over the slots that it sees, into `out [heads, group, count]`.
 /// Those that the queries bring are taken. One launch, two where slots are split.

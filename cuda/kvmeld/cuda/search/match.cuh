@@ -144,24 +144,15 @@ struct nearest_kept {
   }
 };
 
-template <class Scalar, index_t Depth, class Similarity>
-void match(const Similarity& similarity, const cache_view<Scalar>& cache, const slot_lists& removed,
-           const slot_lists& kept, const float* norm, const matches& out, stream stream) {
-  using kernel = nearest_kept<Scalar, Depth, Similarity>;
-  constexpr index_t rows = kernel::tiles::rows;
-  launch(kernel{cache, removed, kept, norm, out, similarity, cache.aligned()},
-         {cache.blocks(), blocks_of(cache.capacity, rows)}, stream);
-}
-
 template <class Similarity, class Scalar>
 void match_by(const Similarity& similarity, const cache_view<Scalar>& cache,
               const slot_lists& removed, const slot_lists& kept, const float* norm,
               const matches& out, stream stream) {
-  if (cache.dim <= 128) {
-    match<Scalar, 128>(similarity, cache, removed, kept, norm, out, stream);
-  } else {
-    match<Scalar, 256>(similarity, cache, removed, kept, norm, out, stream);
-  }
+  with_depth<128, 256>(cache.dim, [&](auto depth) {
+    using kernel = nearest_kept<Scalar, decltype(depth)::value, Similarity>;
+    launch(kernel{cache, removed, kept, norm, out, similarity, cache.aligned()},
+           {cache.blocks(), blocks_of(cache.capacity, kernel::tiles::rows)}, stream);
+  });
 }
 
 /// `k·k` of every slot in use, into `norm [heads, capacity]`, of heads whose `removed` is not

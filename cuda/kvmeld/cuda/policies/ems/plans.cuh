@@ -25,7 +25,7 @@ void measure_slots(const ems_rule& rule, const cache_view<Scalar>& cache, const 
 /// A prompt's attention into the tokens' scores: three launches beside `column_scores`, whose sums
 /// are those of heads whose tokens all stand alone. Of other heads they are made in vain, and the
 /// log-sum-exp once more: which these are stays on the device.
-template <class Scalar, index_t Depth>
+template <class Scalar>
 void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                     const query_rows<Scalar>& queries, const prompt_memory<ems_rule>& work,
                     stream stream) {
@@ -42,9 +42,12 @@ void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const
   column_scores(cache, reach, {.window = back ? counts.all : counts.late, .combine = rule.combine},
                 {.total = back ? work.last : work.sums, .window = back ? work.sums : work.last},
                 work.measure, stream);
-  using log_sums = query_log_sums<Scalar, Depth, query_rows<Scalar>, entry_masses>;
-  launch(log_sums{cache, reach, log_sum_exp, aligned, {state, places, rule.sinks, rule.window}},
-         {heads, blocks_of(cache.group), blocks_of(reach.count, log_sums::shape::rows)}, stream);
+  with_depth<128, 256>(cache.dim, [&](auto depth) {
+    using log_sums =
+        query_log_sums<Scalar, decltype(depth)::value, query_rows<Scalar>, entry_masses>;
+    launch(log_sums{cache, reach, log_sum_exp, aligned, {state, places, rule.sinks, rule.window}},
+           {heads, blocks_of(cache.group), blocks_of(reach.count, log_sums::shape::rows)}, stream);
+  });
   using credit = credit_tokens<Scalar>;
   launch(credit{cache, state, reach, rule.combine, places, counts, work.sums, work.last,
                 log_sum_exp, aligned},
@@ -59,13 +62,11 @@ void match_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const 
     launch(kernel, {cache.blocks(), blocks_of(cache.capacity, rows)}, stream);
   };
   if constexpr (sizeof(Scalar) == 2) {
-    if (rule.with_position && cache.dim <= 128) {
-      using kernel = redundant_tiles<Scalar, 128>;
-      return match(kernel{cache, own, d, cache.aligned()}, kernel::rows);
-    }
     if (rule.with_position) {
-      using kernel = redundant_tiles<Scalar, 256>;
-      return match(kernel{cache, own, d, cache.aligned()}, kernel::rows);
+      return with_depth<128, 256>(cache.dim, [&](auto depth) {
+        using kernel = redundant_tiles<Scalar, decltype(depth)::value>;
+        match(kernel{cache, own, d, cache.aligned()}, kernel::rows);
+      });
     }
   }
   using kernel = most_redundant<Scalar>;

@@ -2,8 +2,6 @@
 /// fold after a prompt: clusters of slots, launch by launch.
 #pragma once
 
-#include <type_traits>  // std::integral_constant
-
 #include "kvmeld/cuda/policies/fold/memory.cuh"
 #include "kvmeld/cuda/policies/fold/space.cuh"
 
@@ -31,20 +29,16 @@ void cluster_slots(const fold_rule& rule, const cache_view<Scalar>& cache,
   seeds.limits = limits, seeds.evicted = rule.evicts_scored() ? work.fold.evicted : nullptr;
   cluster_scratch scratch = own.clusters;
   scratch.begin = work.plan.begin;
-  const auto cluster = [&]<index_t Dim>(std::integral_constant<index_t, Dim>) {
-    launch(factor_space<Scalar, Dim>{cache, d.rows, own.sums, static_cast<index_t>(stretches),
+  with_depth<128, 256>(cache.dim, [&](auto depth) {
+    constexpr index_t dim = decltype(depth)::value;
+    launch(factor_space<Scalar, dim>{cache, d.rows, own.sums, static_cast<index_t>(stretches),
                                      work.fold.mass, rule.prompt.floor, own.space},
            {heads}, stream);
-    using points = make_points<Scalar, Dim>;
+    using points = make_points<Scalar, dim>;
     launch(points{cache, d.rows, own.space, own.points, cache.aligned()},
            {heads, blocks_of(cache.capacity, points::slots)}, stream);
-    cluster_points<2 * Dim>(x, cache.length, seeds, scratch, rule.prompt.rounds, heads, stream);
-  };
-  if (cache.dim <= 128) {
-    cluster(std::integral_constant<index_t, 128>{});
-  } else {
-    cluster(std::integral_constant<index_t, 256>{});
-  }
+    cluster_points<2 * dim>(x, cache.length, seeds, scratch, rule.prompt.rounds, heads, stream);
+  });
   launch(name_clusters<Scalar>{cache, d}, {heads}, stream);
 }
 

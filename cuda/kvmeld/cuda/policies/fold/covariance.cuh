@@ -2,8 +2,6 @@
 /// fold: the mean and the covariance of a head's keys or queries.
 #pragma once
 
-#include <type_traits>  // std::integral_constant
-
 #include "kvmeld/cuda/policies/fold/moments.cuh"
 
 namespace kvmeld::cuda::detail {
@@ -65,18 +63,6 @@ struct make_covariance {
   }
 };
 
-/// `f(std::integral_constant)` of the shortest rows that there are kernels for.
-template <class F>
-void with_row_depth(index_t dim, F f) {
-  if (dim <= 64) {
-    f(std::integral_constant<index_t, 64>{});
-  } else if (dim <= 128) {
-    f(std::integral_constant<index_t, 128>{});
-  } else {
-    f(std::integral_constant<index_t, 256>{});
-  }
-}
-
 /// `mean` and `covariance` of what a head has in `rows`, `most_rows` at most: every row counts
 /// once. Says in `planned`, where it `Plans`, of which heads these are. Two launches.
 template <bool Plans, class Scalar, class Rows>
@@ -86,7 +72,7 @@ void covariance_of(const cache_view<Scalar>& cache, const Rows& rows, index_t mo
   const auto heads = cache.blocks();
   const index_t parts = moment_parts(most_rows);
   const active_heads active{cache.active};
-  with_row_depth(cache.dim, [&](auto depth) {
+  with_depth<64, 128, 256>(cache.dim, [&](auto depth) {
     launch(sum_moments<Rows, decltype(depth)::value>{active, cache.dim, rows,
                                                      Plans ? planned : nullptr, work},
            {heads, blocks_of(parts)}, stream);

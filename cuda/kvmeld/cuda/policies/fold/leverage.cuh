@@ -193,17 +193,13 @@ void leverage_of_keys(const cache_view<Scalar>& cache, const state_view& state,
                       stream stream) {
   const unrotated_keys<Scalar> keys{cache, rule.turn, limits, more};
   covariance_of<true>(cache, keys, cache.capacity, planned, 1, 0, work.moments, stream);
-  const auto invert = [&]<index_t Depth>(std::integral_constant<index_t, Depth>) {
-    launch(invert_covariance<Scalar, Depth>{cache, planned, work.moments.covariance, work.inverse,
-                                            rule.leverage_ridge},
-           {cache.blocks()}, stream);
-  };
-  if (cache.dim <= 128) {
-    invert(std::integral_constant<index_t, 128>{});
-  } else {
-    invert(std::integral_constant<index_t, 256>{});
-  }
-  with_row_depth(cache.dim, [&](auto depth) {
+  with_depth<128, 256>(cache.dim, [&](auto depth) {
+    launch(
+        invert_covariance<Scalar, decltype(depth)::value>{cache, planned, work.moments.covariance,
+                                                          work.inverse, rule.leverage_ridge},
+        {cache.blocks()}, stream);
+  });
+  with_depth<64, 128, 256>(cache.dim, [&](auto depth) {
     using leverage = measure_leverage<Scalar, decltype(depth)::value>;
     launch(leverage{keys, state, single, planned, work.moments.mean, work.inverse, work.leverage},
            {cache.blocks(), blocks_of(cache.capacity, leverage::slots)}, stream);

@@ -76,12 +76,10 @@ void fit_masses(const cache_view<Scalar>& cache, const plan_view& plan, const in
     if (on_tensor_cores(cache, queries)) {
       launch(weigh_members<Scalar>{cache, plan, {cache, sum, mass}, work}, some, stream);
       launch(merge_rows<Scalar, true>{cache, plan, work.rows}, some, stream);
-      if (cache.dim <= 128) {
-        launch(row_masses<Scalar, 128>{cache, plan, queries, log_sum_exp, work}, some, stream);
-      } else {
-        launch(row_masses<Scalar, 256>{cache, plan, queries, log_sum_exp, work}, some, stream);
-      }
-      return;
+      return with_depth<128, 256>(cache.dim, [&](auto depth) {
+        launch(row_masses<Scalar, decltype(depth)::value>{cache, plan, queries, log_sum_exp, work},
+               some, stream);
+      });
     }
   }
   launch(fit_rows<Scalar, chosen_rows<Scalar>>{cache, plan, into, queries, sum, mass, log_sum_exp},
@@ -95,18 +93,13 @@ void outputs_of(const cache_view<Scalar>& cache, const chosen_rows<Scalar>& quer
   const index_t all = queries.count * cache.group;
   if constexpr (sizeof(Scalar) == 2) {
     if (on_tensor_cores(cache, queries)) {
-      const auto multiply = [&](const auto& kernel) {
-        launch(kernel,
-               {cache.blocks(), blocks_of(all, kernel.queries_a_block),
-                blocks_of(cache.dim, kernel.columns)},
+      return with_depth<128, 256>(cache.dim, [&](auto depth) {
+        using kernel = reference_tiles<Scalar, decltype(depth)::value>;
+        launch(kernel{cache, queries, log_sum_exp, out},
+               {cache.blocks(), blocks_of(all, kernel::queries_a_block),
+                blocks_of(cache.dim, kernel::columns)},
                stream);
-      };
-      if (cache.dim <= 128) {
-        multiply(reference_tiles<Scalar, 128>{cache, queries, log_sum_exp, out});
-      } else {
-        multiply(reference_tiles<Scalar, 256>{cache, queries, log_sum_exp, out});
-      }
-      return;
+      });
     }
   }
   launch(reference_output<Scalar>{cache, queries, log_sum_exp, out},
@@ -121,16 +114,15 @@ index_t probabilities_of(const cache_view<Scalar>& cache, const plan_view& plan,
                          const value_scratch& work, stream stream) {
   if constexpr (sizeof(Scalar) == 2) {
     if (on_tensor_cores(cache, queries)) {
-      const auto multiply = [&](const auto& kernel) {
+      return with_depth<128, 256>(cache.dim, [&](auto depth) {
+        const probability_tiles<Scalar, decltype(depth)::value> kernel{cache, queries, plan, system,
+                                                                       work};
         launch(kernel,
                {cache.blocks(), blocks_of(system.depth, kernel.queries_a_block),
                 blocks_of(cache.dim, kernel.columns)},
                stream);
         return kernel.parts();
-      };
-      return cache.dim <= 128
-                 ? multiply(probability_tiles<Scalar, 128>{cache, queries, plan, system, work})
-                 : multiply(probability_tiles<Scalar, 256>{cache, queries, plan, system, work});
+      });
     }
   }
   launch(merge_rows<Scalar, false>{cache, plan, work.rows},

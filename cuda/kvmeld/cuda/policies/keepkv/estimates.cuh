@@ -79,12 +79,14 @@ struct estimate_slots {
   }
 };
 
-template <class Scalar, index_t Depth>
+template <class Scalar>
 void estimate(const keepkv_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
               const query_rows<Scalar>& queries, stream stream) {
-  using kernel = estimate_slots<Scalar, Depth>;
-  launch(kernel{cache, state, queries, rule, cache.aligned() && queries.aligned()},
-         {cache.blocks(), blocks_of(cache.capacity, kernel::shape::rows)}, stream);
+  with_depth<128, 256>(cache.dim, [&](auto depth) {
+    using kernel = estimate_slots<Scalar, decltype(depth)::value>;
+    launch(kernel{cache, state, queries, rule, cache.aligned() && queries.aligned()},
+           {cache.blocks(), blocks_of(cache.capacity, kernel::shape::rows)}, stream);
+  });
 }
 
 }  // namespace kvmeld::cuda::detail

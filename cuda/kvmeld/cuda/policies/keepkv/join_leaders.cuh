@@ -223,15 +223,18 @@ struct join_leaders {
   }
 };
 
-template <index_t Depth, class Scalar>
+/// `join` of slots whose norms are known.
+template <class Scalar>
 void join_tiles(const cache_view<Scalar>& cache, const keep_evict_partition& of, index_t* ends,
                 const float* norm, float similarity, stream stream) {
-  using kernel = join_leaders<Scalar, Depth>;
-  const index_t tiles = (cache.capacity + kernel::rows - 1) / kernel::rows;
-  for (index_t tile = 0; tile < tiles; ++tile) {
-    launch(kernel{cache, of, ends, norm, similarity, cache.aligned(), tile},
-           {cache.blocks(), blocks_of(tiles - tile)}, stream);
-  }
+  with_depth<128, 256>(cache.dim, [&](auto depth) {
+    using kernel = join_leaders<Scalar, decltype(depth)::value>;
+    const index_t tiles = (cache.capacity + kernel::rows - 1) / kernel::rows;
+    for (index_t tile = 0; tile < tiles; ++tile) {
+      launch(kernel{cache, of, ends, norm, similarity, cache.aligned(), tile},
+             {cache.blocks(), blocks_of(tiles - tile)}, stream);
+    }
+  });
 }
 
 /// The slots `of.removed`, in that order, join their most similar leaders, or become leaders beside
@@ -242,11 +245,7 @@ template <class Scalar>
 void join(const cache_view<Scalar>& cache, const keep_evict_partition& of, index_t* ends,
           float* norm, float similarity, stream stream) {
   norms(cache, of.removed_list(), norm, stream);
-  if (cache.dim <= 128) {
-    join_tiles<128>(cache, of, ends, norm, similarity, stream);
-  } else {
-    join_tiles<256>(cache, of, ends, norm, similarity, stream);
-  }
+  join_tiles(cache, of, ends, norm, similarity, stream);
 }
 
 }  // namespace kvmeld::cuda::detail
