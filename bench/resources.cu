@@ -46,9 +46,9 @@ using select_then = one_after_other<select_slots<half, Rule, keep_evict_partitio
 template <class First>
 using then_rows = one_after_other<First, make_rows<half, join_all>>;
 template <class Rule, index_t Depth>
-using nearest_step = remove_into_nearest<half, Rule, search_tiles<half, Depth>>;
+using nearest_step = remove_into_nearest<half, Rule, search_tiles<half, Depth, nearest_in_tiles>>;
 template <index_t Depth>
-using centre_step = remove_into_centre<half, search_entry_tiles<half, Depth>>;
+using centre_step = remove_into_centre<half, search_tiles<half, Depth, centres_in_tiles>>;
 template <index_t Depth, index_t Eights>
 using attend_entries = attend_tiles<half, Depth, Eights, entry_masses, centres_in_tiles>;
 template <class Rule, template <class, index_t> class Compared = nothing_compared,

@@ -6,8 +6,7 @@
 
 #include "kvmeld/cuda/merge/attend_whole_heads.cuh"
 #include "kvmeld/cuda/score/attend_splits.cuh"
-#include "kvmeld/cuda/score/centres_in_tiles.cuh"
-#include "kvmeld/cuda/score/nearest_in_tiles.cuh"
+#include "kvmeld/cuda/score/compared_in_tiles.cuh"
 
 namespace kvmeld::cuda::detail {
 

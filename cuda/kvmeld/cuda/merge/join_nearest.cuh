@@ -3,13 +3,9 @@
 #pragma once
 
 #include "kvmeld/cuda/merge/slot_removals.cuh"
+#include "kvmeld/cuda/score/compared_in_tiles.cuh"
 
 namespace kvmeld::cuda::detail {
-
-/// A key that measures nothing is like no other.
-KVMELD_DEVICE inline candidate near_candidate(float cosine, index_t s) {
-  return most_candidate(ordered(cosine == cosine ? cosine : 0.0F), s);
-}
 
 /// The last of a head's `n` slots as the nearest of slot `removed`; 0: it is the same. By every
 /// warp of a block for itself: the tiles of a search end before the step's own token, which is

@@ -7,7 +7,7 @@
 #include "kvmeld/cuda/device/teams.cuh"
 #include "kvmeld/cuda/memory/tile.cuh"
 #include "kvmeld/cuda/policies/ems/memory.cuh"
-#include "kvmeld/cuda/score/centres_in_tiles.cuh"
+#include "kvmeld/cuda/score/compared_in_tiles.cuh"
 
 namespace kvmeld::cuda::detail {
 

@@ -2,12 +2,13 @@
 /// EMS in a step: the entry of least score joins the centre most like it, or is evicted.
 #pragma once
 
+#include <type_traits>  // std::remove_cvref_t
+
 #include "kvmeld/cuda/device/last_block.cuh"
 #include "kvmeld/cuda/merge/slot_removals.cuh"
 #include "kvmeld/cuda/policies/ems/match.cuh"
 #include "kvmeld/cuda/policies/ems/memory.cuh"
-#include "kvmeld/cuda/policies/ems/search.cuh"
-#include "kvmeld/cuda/score/attend_splits.cuh"
+#include "kvmeld/cuda/search/nearest_tile.cuh"
 
 namespace kvmeld::cuda::detail {
 
@@ -173,30 +174,16 @@ struct remove_into_centre {
   }
 };
 
-template <class Search, class Scalar>
-void remove_entry_after(const ems_rule& rule, const cache_view<Scalar>& cache,
-                        const state_view& state, const step_memory<ems_rule>& work, stream stream) {
-  partial_attention from = work.partial;
-  from.near_tiles = (cache.capacity + Search::slots - 1) / Search::slots;
-  launch_early(remove_into_centre<Scalar, Search>{cache, state, from, rule, work.plan.entries,
-                                                  Search{cache, cache.aligned()}},
-               {cache.blocks(), blocks_of(from.near_tiles)}, stream);
-}
 /// One launch, early, for the heads that the step runs.
 template <class Scalar>
 void remove_entry(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                   const step_memory<ems_rule>& work, stream stream) {
-  if constexpr (sizeof(Scalar) == 2) {
-    if (fits_tiles(cache)) {
-      return cache.dim <= 64 ? remove_entry_after<search_entry_tiles<Scalar, 64>>(
-                                   rule, cache, state, work, stream)
-             : cache.dim <= 128 ? remove_entry_after<search_entry_tiles<Scalar, 128>>(
-                                      rule, cache, state, work, stream)
-                                : remove_entry_after<search_entry_tiles<Scalar, 256>>(
-                                      rule, cache, state, work, stream);
-    }
-  }
-  remove_entry_after<search_entry_rows<Scalar>>(rule, cache, state, work, stream);
+  with_search<centres_in_tiles>(
+      cache, work.partial, [&](const auto& search, const partial_attention& from) {
+        using kernel = remove_into_centre<Scalar, std::remove_cvref_t<decltype(search)>>;
+        launch_early(kernel{cache, state, from, rule, work.plan.entries, search},
+                     {cache.blocks(), blocks_of(from.near_tiles)}, stream);
+      });
 }
 
 }  // namespace kvmeld::cuda::detail
