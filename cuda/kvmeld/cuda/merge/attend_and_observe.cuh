@@ -4,11 +4,36 @@
 
 #include <type_traits>  // std::remove_cvref_t
 
-#include "kvmeld/cuda/merge/attend_whole_heads.cuh"
+#include "kvmeld/cuda/merge/observe_and_remove.cuh"
 #include "kvmeld/cuda/score/attend_splits.cuh"
+#include "kvmeld/cuda/score/attend_tiles.cuh"
 #include "kvmeld/cuda/score/compared_in_tiles.cuh"
 
 namespace kvmeld::cuda::detail {
+
+/// Attention, then what the second of a step's launches does, by the same block: nothing waits for
+/// other blocks. `Observe` begins while attention's first rows are in flight: attention does not
+/// write what that asks for.
+template <class Attend, class Observe>
+struct attend_whole_heads {
+  static_assert(Attend::threads == Observe::threads);
+  static constexpr index_t threads = Attend::threads, resident = Attend::resident;
+  struct shared_memory {
+    typename Attend::shared_memory attend;
+    typename Observe::shared_memory observe;
+  };
+
+  Attend attend;
+  Observe observe;
+
+  /// Grid: heads.
+  KVMELD_DEVICE void operator()(shared_memory& shared) const {
+    typename Observe::begun known;
+    attend(shared.attend, [&] { known = observe.begin(); });
+    sync_block();  // logits, maxima and sums are written
+    observe.finish(shared.observe, known);
+  }
+};
 
 /// Two launches: attention over all splits, then what `options` says, which is left out where they
 /// say nothing. One where a block attends a whole head (`attend_whole_heads`).

@@ -5,7 +5,7 @@
 #include "kvmeld/cuda/device/block_radix_select.cuh"
 #include "kvmeld/cuda/device/one_after_other.cuh"
 #include "kvmeld/cuda/memory/head_budgets.cuh"
-#include "kvmeld/cuda/memory/lists.cuh"
+#include "kvmeld/cuda/memory/plan_memory.cuh"
 #include "kvmeld/cuda/merge/rows.cuh"
 #include "kvmeld/cuda/score/rule.cuh"
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kvmeld/cuda/device/block_collectives.cuh"
-#include "kvmeld/cuda/merge/row_ring.cuh"
+#include "kvmeld/cuda/merge/row_slice.cuh"
 
 namespace kvmeld::cuda::detail {
 

@@ -5,10 +5,10 @@
 
 #include <type_traits>  // std::conditional_t
 
-#include "kvmeld/cuda/device/last_block.cuh"
+#include "kvmeld/cuda/device/block_collectives.cuh"
 #include "kvmeld/cuda/memory/head_budgets.cuh"
+#include "kvmeld/cuda/merge/join_nearest.cuh"
 #include "kvmeld/cuda/merge/observe_slots.cuh"
-#include "kvmeld/cuda/merge/remove_predicted.cuh"
 
 namespace kvmeld::cuda::detail {
 

@@ -5,7 +5,7 @@
 
 #include <type_traits>  // std::remove_cvref_t
 
-#include "kvmeld/cuda/device/last_block.cuh"
+#include "kvmeld/cuda/device/block_collectives.cuh"
 #include "kvmeld/cuda/merge/join_nearest.cuh"
 #include "kvmeld/cuda/search/nearest_tile.cuh"
 

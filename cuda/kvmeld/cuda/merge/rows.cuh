@@ -3,8 +3,8 @@
 #pragma once
 
 #include "kvmeld/cuda/device/block_sort.cuh"
-#include "kvmeld/cuda/memory/head_context.cuh"
-#include "kvmeld/cuda/memory/lists.cuh"
+#include "kvmeld/cuda/memory/plan_memory.cuh"
+#include "kvmeld/cuda/score/rule.cuh"
 
 namespace kvmeld::cuda::detail {
 

@@ -2,7 +2,7 @@
 /// Removing one slot in a step. By a block.
 #pragma once
 
-#include "kvmeld/cuda/memory/head_context.cuh"
+#include "kvmeld/cuda/score/rule.cuh"
 
 namespace kvmeld::cuda::detail {
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kvmeld/cuda/policies/device_policy.cuh"
-#include "kvmeld/cuda/policies/fold/clusters.cuh"
 #include "kvmeld/cuda/policies/fold/plans.cuh"
 #include "kvmeld/policies/fold.hpp"
 

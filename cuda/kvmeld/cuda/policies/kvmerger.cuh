@@ -6,7 +6,6 @@
 #include "kvmeld/cuda/policies/device_policy.cuh"
 #include "kvmeld/cuda/policies/kvmerger/name_runs.cuh"
 #include "kvmeld/cuda/policies/kvmerger/neighbours.cuh"
-#include "kvmeld/cuda/policies/kvmerger/rule.cuh"
 #include "kvmeld/cuda/policies/kvmerger/weights.cuh"
 #include "kvmeld/policies/kvmerger.hpp"
 

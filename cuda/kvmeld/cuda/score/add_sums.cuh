@@ -2,8 +2,8 @@
 /// A prompt's column sums into a policy's scores.
 #pragma once
 
-#include "kvmeld/cuda/memory/head_context.cuh"
 #include "kvmeld/cuda/score/column_scores.cuh"
+#include "kvmeld/cuda/score/rule.cuh"
 
 namespace kvmeld::cuda::detail {
 

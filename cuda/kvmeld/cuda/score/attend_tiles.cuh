@@ -4,9 +4,8 @@
 
 #include <type_traits>  // std::conditional_t
 
-#include "kvmeld/cuda/score/attend_new_token.cuh"
+#include "kvmeld/cuda/score/attention_call.cuh"
 #include "kvmeld/cuda/score/tile_cosines.cuh"
-#include "kvmeld/cuda/score/warp_tile.cuh"
 
 namespace kvmeld::cuda::detail {
 

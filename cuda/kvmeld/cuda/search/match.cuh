@@ -4,7 +4,7 @@
 
 #include <cstddef>  // std::size_t
 
-#include "kvmeld/cuda/memory/lists.cuh"
+#include "kvmeld/cuda/memory/plan_memory.cuh"
 #include "kvmeld/cuda/memory/workspace.cuh"
 #include "kvmeld/cuda/search/similarities.cuh"
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kvmeld/cuda/memory/head_budgets.cuh"
-#include "kvmeld/cuda/memory/lists.cuh"
+#include "kvmeld/cuda/memory/plan_memory.cuh"
 #include "kvmeld/search/seed_rounds.hpp"
 
 namespace kvmeld::cuda::detail {

@@ -4,9 +4,9 @@
 
 #include <type_traits>  // std::is_same_v
 
-#include "kvmeld/cuda/device/teams.cuh"
 #include "kvmeld/cuda/memory/tile.cuh"
-#include "kvmeld/cuda/policies/ems/memory.cuh"
+#include "kvmeld/cuda/merge/weigh_rows.cuh"
+#include "kvmeld/cuda/policies/ems/rule.cuh"
 #include "kvmeld/cuda/score/compared_in_tiles.cuh"
 
 namespace kvmeld::cuda::detail {

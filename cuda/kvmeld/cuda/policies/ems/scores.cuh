@@ -4,7 +4,7 @@
 
 #include "kvmeld/cuda/device/block_sort.cuh"
 #include "kvmeld/cuda/policies/ems/attention.cuh"
-#include "kvmeld/cuda/policies/ems/memory.cuh"
+#include "kvmeld/cuda/policies/ems/rule.cuh"
 
 namespace kvmeld::cuda::detail {
 

@@ -4,10 +4,10 @@
 
 #include <type_traits>  // std::remove_cvref_t
 
-#include "kvmeld/cuda/device/last_block.cuh"
+#include "kvmeld/cuda/device/block_collectives.cuh"
 #include "kvmeld/cuda/merge/slot_removals.cuh"
 #include "kvmeld/cuda/policies/ems/match.cuh"
-#include "kvmeld/cuda/policies/ems/memory.cuh"
+#include "kvmeld/cuda/policies/ems/rule.cuh"
 #include "kvmeld/cuda/search/nearest_tile.cuh"
 
 namespace kvmeld::cuda::detail {

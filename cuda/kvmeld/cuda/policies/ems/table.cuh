@@ -4,7 +4,7 @@
 
 #include <cstring>  // std::memcpy
 
-#include "kvmeld/cuda/memory/head_context.cuh"
+#include "kvmeld/cuda/score/rule.cuh"
 
 namespace kvmeld::cuda::detail {
 

@@ -5,7 +5,6 @@
 #include <type_traits>  // std::conditional_t
 
 #include "kvmeld/cuda/device/block_collectives.cuh"
-#include "kvmeld/cuda/device/cholesky.cuh"
 #include "kvmeld/cuda/device/split_rows.cuh"
 #include "kvmeld/cuda/device/tile_cholesky.cuh"
 #include "kvmeld/cuda/memory/view.cuh"

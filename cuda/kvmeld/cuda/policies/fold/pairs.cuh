@@ -4,7 +4,7 @@
 
 #include "kvmeld/cuda/device/block_radix_select.cuh"
 #include "kvmeld/cuda/memory/head_budgets.cuh"
-#include "kvmeld/cuda/memory/lists.cuh"
+#include "kvmeld/cuda/memory/plan_memory.cuh"
 #include "kvmeld/cuda/policies/fold/queries.cuh"
 #include "kvmeld/cuda/search/match.cuh"
 

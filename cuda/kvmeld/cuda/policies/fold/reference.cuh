@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kvmeld/cuda/device/block_sort.cuh"
-#include "kvmeld/cuda/memory/lists.cuh"
+#include "kvmeld/cuda/memory/plan_memory.cuh"
 #include "kvmeld/cuda/policies/fold/queries.cuh"
 
 namespace kvmeld::cuda::detail {

@@ -2,7 +2,7 @@
 /// What reference queries get from a head, on tensor cores.
 #pragma once
 
-#include "kvmeld/cuda/policies/fold/packed_rows.cuh"
+#include "kvmeld/cuda/device/half_tile.cuh"
 #include "kvmeld/cuda/policies/fold/reference.cuh"
 
 namespace kvmeld::cuda::detail {

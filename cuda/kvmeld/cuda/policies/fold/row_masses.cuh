@@ -2,7 +2,7 @@
 /// The log-mass of a plan's rows, on tensor cores.
 #pragma once
 
-#include "kvmeld/cuda/policies/fold/packed_rows.cuh"
+#include "kvmeld/cuda/device/half_tile.cuh"
 #include "kvmeld/cuda/policies/fold/pairs.cuh"
 #include "kvmeld/cuda/policies/fold/reference.cuh"
 #include "kvmeld/cuda/policies/fold/value_memory.cuh"

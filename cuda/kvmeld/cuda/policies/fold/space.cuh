@@ -4,7 +4,6 @@
 
 #include <type_traits>  // std::conditional_t
 
-#include "kvmeld/cuda/device/cholesky.cuh"
 #include "kvmeld/cuda/device/tile_cholesky.cuh"
 #include "kvmeld/cuda/policies/fold/covariance.cuh"
 #include "kvmeld/cuda/policies/fold/points.cuh"

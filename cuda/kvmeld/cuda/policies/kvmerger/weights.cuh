@@ -2,7 +2,7 @@
 /// KVMerger: what a run weighs, and what its members weigh in it.
 #pragma once
 
-#include "kvmeld/cuda/memory/head_context.cuh"
+#include "kvmeld/cuda/score/rule.cuh"
 
 namespace kvmeld::cuda::detail {
 

@@ -5,7 +5,7 @@
 #include "kvmeld/cuda/device/block_radix_select.cuh"
 #include "kvmeld/cuda/device/block_sort.cuh"
 #include "kvmeld/cuda/memory/head_budgets.cuh"
-#include "kvmeld/cuda/memory/lists.cuh"
+#include "kvmeld/cuda/memory/plan_memory.cuh"
 #include "kvmeld/cuda/policies/zsmerge/rule.cuh"
 
 namespace kvmeld::cuda::detail {
