@@ -2,6 +2,7 @@
 // A step's attention, observing and removals for each scalar and rule, optimised as an engine
 // compiles them for the hardware: `lost_registers` reads what the assembler has made of them.
 #include "kvmeld/cuda/attend.cuh"
+#include "kvmeld/cuda/merge/observe_attended.cuh"
 #include "kvmeld/cuda/policies/d2o.cuh"
 #include "kvmeld/cuda/policies/ems.cuh"
 #include "kvmeld/cuda/policies/evicting_rules.cuh"
@@ -20,6 +21,7 @@ struct every_kernel {
                    stream stream) {
     attend(cache, q, out, nullptr, memory, stream);
     (attend_observe(Rules{}, cache, state, q, out, nullptr, memory, stream), ...);
+    detail::observe_attended(sum_rule{}, cache, state, {}, {}, step.partial, stream);
     detail::remove_nearest(d2o_rule{}, cache, state, step.partial, stream);
     detail::remove_nearest(keepkv_rule{}, cache, state, step.partial, stream);
     detail::remove_entry(ems_rule{}, cache, state, step, stream);

@@ -102,6 +102,26 @@ TEST_CASE("a step of heads that a block each attends takes one launch, of others
   CHECK(launches_of_step<half>(h2o{}, whole, idle(whole)) == 1);  // a slot leaves without a plan
 }
 
+TEST_CASE("a step of an engine's own attention takes two launches") {
+  const cache_case c{.heads = 2, .capacity = 33, .dim = 32, .group = 4};
+  device_cache<float> kv(c, {32, 32}, 1);
+  const auto launches = [&](const auto& policy) {
+    using calls = policy_calls<std::decay_t<decltype(policy)>, float>;
+    device_buffer<unsigned char> of_state(state_bytes(policy, kv.view())),
+        work(workspace_bytes(policy, kv.view()));
+    const auto state =
+        make_state_view(policy, kv.view(), {of_state.data(), of_state.size()}, order());
+    device_buffer<float> q(std::size_t{2} * 4 * 32, 0);
+    const emulator::traffic counted;
+    calls::step(policy, kv.view(), state, {q.data(), q.data()}, budget{.slots = 32},
+                {work.data(), work.size()}, order());
+    return counted.launches;
+  };
+  CHECK(launches(streaming_llm{}) == 2);
+  CHECK(launches(h2o{}) == 2);
+  CHECK(launches(d2o{}) == 3);
+}
+
 /// Launches and blocks of a step of `view`'s heads, which hold 64 slots each, their target.
 std::pair<index_t, std::int64_t> step_of(device_cache<half>& kv, const cache_view<half>& view) {
   for (index_t h = 0; h < view.heads; ++h) {

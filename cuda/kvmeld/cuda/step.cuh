@@ -5,10 +5,60 @@
 #include <type_traits>  // std::remove_const_t
 
 #include "kvmeld/cuda/attend.cuh"
+#include "kvmeld/cuda/merge/observe_attended.cuh"
 #include "kvmeld/cuda/policies/device_policy.cuh"
 #include "kvmeld/cuda/workspace.cuh"
 
 namespace kvmeld::cuda {
+
+namespace detail {
+
+/// A step that begins with `attend(rule, options, partial)`, which observes.
+template <class Policy, class Scalar, class Attend>
+void step_by(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
+             const head_budgets& limits, workspace memory, stream stream, Attend attend) {
+  check(cache);
+  const auto rule = rule_of(policy, cache);
+  check_state(policy, rule, cache, state, "cuda step");
+  using device = device_policy<Policy>;
+  using rule_type = std::remove_const_t<decltype(rule)>;
+  if constexpr (rule_type::evicts) {
+    policy.validate();
+  }
+  limits.check(cache.heads, "cuda step", [&](const budget& x) {
+    expects(x.slots > 0 && x.slots < cache.capacity, "cuda step: expected a target of 1 to ",
+            cache.capacity - 1, " slots (one fewer than the capacity), got ", x.slots);
+    expects(x.trigger_length() > x.slots && x.trigger_length() <= cache.capacity,
+            "cuda step: expected a trigger of ", x.slots + 1, " to ", cache.capacity,
+            " slots, got ", x.trigger);
+    if constexpr (rule_type::evicts) {
+      expects(x.slots >= policy.min_budget(), "cuda step: expected ", Policy::name(),
+              " with a target of at least ", policy.min_budget(), " slots, got ", x.slots);
+    }
+  });
+  bool plans = rule_type::evicts && (!limits.one_by_one() || always_plans<rule_type>);
+  if constexpr (requires { rule.takes_plans(); }) {
+    plans = plans || rule.takes_plans();
+  }
+  workspace_allocator from(memory);
+  const auto work = allocate_step(from, rule, shape_of(cache), plans);
+  from.check("cuda step");
+  attend(in_memory(rule, work), step_options{true, !plans, limits}, work.partial);
+  if constexpr (rule_type::evicts) {
+    if (plans && limits.none_due()) {
+      return;
+    }
+    if (plans) {
+      device::plan(rule, cache, state, limits, work.plan, stream);
+    } else if constexpr (requires {
+                           device::remove_one(rule, cache, state, limits, work, stream);
+                         }) {
+      device::remove_one(rule, cache, state, limits, work, stream);
+    }
+  }
+}
+
+}  // namespace detail
 
 /// One decode step of all heads: append `fresh`, attend, observe, and back to the budget: one for
 /// all, `{.slots = 205}`, or `head_budgets`. Equals `kvmeld::step`. Lengths stay on the device,
@@ -30,49 +80,34 @@ template <class Policy, class Scalar, budgets Budgets = budget>
 void step(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
           const Scalar* queries, const new_tokens<Scalar>& fresh, const Budgets& limits,
           Scalar* out, workspace memory, stream stream) {
-  check(cache);
   expects(fresh.keys != nullptr && fresh.values != nullptr, "cuda step: expected keys and values [",
           cache.heads, ", ", cache.dim, "] of the new tokens, got null");
-  const auto rule = detail::rule_of(policy, cache);
-  detail::check_state(policy, rule, cache, state, "cuda step");
-  using device = device_policy<Policy>;
-  using rule_type = std::remove_const_t<decltype(rule)>;
-  if constexpr (rule_type::evicts) {
-    policy.validate();
-  }
-  const head_budgets checked = limits;
-  checked.check(cache.heads, "cuda step", [&](const budget& x) {
-    expects(x.slots > 0 && x.slots < cache.capacity, "cuda step: expected a target of 1 to ",
-            cache.capacity - 1, " slots (one fewer than the capacity), got ", x.slots);
-    expects(x.trigger_length() > x.slots && x.trigger_length() <= cache.capacity,
-            "cuda step: expected a trigger of ", x.slots + 1, " to ", cache.capacity,
-            " slots, got ", x.trigger);
-    if constexpr (rule_type::evicts) {
-      expects(x.slots >= policy.min_budget(), "cuda step: expected ", Policy::name(),
-              " with a target of at least ", policy.min_budget(), " slots, got ", x.slots);
-    }
-  });
-  bool plans = rule_type::evicts && (!checked.one_by_one() || always_plans<rule_type>);
-  if constexpr (requires { rule.takes_plans(); }) {
-    plans = plans || rule.takes_plans();
-  }
-  workspace_allocator from(memory);
-  const auto work = detail::allocate_step(from, rule, detail::shape_of(cache), plans);
-  from.check("cuda step");
-  detail::attend_and_observe(detail::in_memory(rule, work), cache, state, queries, fresh,
-                             {true, !plans, checked}, work.partial, out, nullptr, stream);
-  if constexpr (rule_type::evicts) {
-    if (plans && checked.none_due()) {
-      return;
-    }
-    if (plans) {
-      device::plan(rule, cache, state, checked, work.plan, stream);
-    } else if constexpr (requires {
-                           device::remove_one(rule, cache, state, checked, work, stream);
-                         }) {
-      device::remove_one(rule, cache, state, checked, work, stream);
-    }
-  }
+  detail::step_by(policy, cache, state, limits, memory, stream,
+                  [&](const auto& rule, const detail::step_options& options, const auto& partial) {
+                    detail::attend_and_observe(rule, cache, state, queries, fresh, options, partial,
+                                               out, nullptr, stream);
+                  });
+}
+
+/// The same step of an engine that attends by itself: observe, and back to the budget. Equals
+/// `compressor::observe` and `compress`. K is read once more, V where rows move. Refused too
+/// (`unsupported`): policies whose attention the engine cannot compute (`ems`).
+template <class Policy, class Scalar, budgets Budgets = budget>
+void step(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
+          const step_attention<Scalar>& attended, const Budgets& limits, workspace memory,
+          stream stream) {
+  expects(attended.queries != nullptr && attended.log_sum_exp != nullptr,
+          "cuda step: expected queries and log_sum_exp of the engine's attention, got null");
+  detail::step_by(policy, cache, state, limits, memory, stream,
+                  [&](const auto& rule, const detail::step_options& options, const auto& partial) {
+                    if constexpr (shares_entries<std::remove_cvref_t<decltype(rule)>>) {
+                      expects(errc::unsupported, false, "cuda step: expected a policy that ",
+                              "observes an engine's own attention, got ", Policy::name());
+                    } else {
+                      detail::observe_attended(rule, cache, state, attended, options, partial,
+                                               stream);
+                    }
+                  });
 }
 
 }  // namespace kvmeld::cuda

@@ -41,6 +41,9 @@ struct policy_calls {
   static void step(const Policy& p, const cache_view<Scalar>& cache, const state_view& state,
                    const Scalar* queries, const new_tokens<Scalar>& fresh,
                    const head_budgets& limits, Scalar* out, workspace memory, const stream& on);
+  static void step(const Policy& p, const cache_view<Scalar>& cache, const state_view& state,
+                   const step_attention<Scalar>& attended, const head_budgets& limits,
+                   workspace memory, const stream& on);
 
   /// prompt_parity.hpp
   static void check_compress(const Policy& p, cache_case c, const prompt_case& what,
@@ -73,6 +76,15 @@ void policy_calls<Policy, Scalar>::step(const Policy& p, const cache_view<Scalar
                                         const new_tokens<Scalar>& fresh, const head_budgets& limits,
                                         Scalar* out, workspace memory, const stream& on) {
   cuda::step(p, cache, state, queries, fresh, limits, out, memory, on);
+}
+
+template <class Policy, class Scalar>
+void policy_calls<Policy, Scalar>::step(const Policy& p, const cache_view<Scalar>& cache,
+                                        const state_view& state,
+                                        const step_attention<Scalar>& attended,
+                                        const head_budgets& limits, workspace memory,
+                                        const stream& on) {
+  cuda::step(p, cache, state, attended, limits, memory, on);
 }
 
 #ifndef __CUDACC__  // nvcc compiles each test with what it calls, on more cores

@@ -16,6 +16,9 @@ inline float number(emulator::chance& random, data kind) {
              : static_cast<float>(random.below(1U << 20)) / static_cast<float>(1U << 19) - 1.0F;
 }
 
+/// Whose attention a step observes: the kernels', or an engine's own.
+enum class attends { kernels, engine };
+
 /// `steps` of decoding from a prompt of `prompt` tokens. Every further head begins with a token
 /// less than its budget says, which is `apart` slots less.
 struct stream_case {
@@ -24,7 +27,35 @@ struct stream_case {
   index_t steps;
   data kind;
   index_t apart;
+  attends by = attends::kernels;
 };
+
+/// An engine's own attention: each head's new rows are written behind its slots, where there is
+/// room, and ln Σ exp of its logits into `out [heads, group]`.
+template <class Scalar>
+void attend_by_loops(device_cache<Scalar>& kv, const float* q, const float* k, const float* v,
+                     float* out) {
+  const cache_case& c = kv.shape;
+  for (index_t h = 0; h < c.heads; ++h) {
+    const index_t n = kv.length[h];
+    for (index_t i = 0; i < c.dim && n < c.capacity; ++i) {
+      kv.key(h, n)[i] = from_float<Scalar>(k[h * c.dim + i]);
+      kv.value(h, n)[i] = from_float<Scalar>(v[h * c.dim + i]);
+    }
+    for (index_t g = 0; g < c.group; ++g) {
+      double sum = 0;
+      for (index_t s = 0; s < std::min(n + 1, c.capacity); ++s) {
+        double dot = 0;
+        for (index_t i = 0; i < c.dim; ++i) {
+          dot += double{q[(h * c.group + g) * c.dim + i]} * double{to_float(kv.key(h, s)[i])};
+        }
+        const double mass = s < n ? double{kv.log_mass[kv.at(h, s)]} : 0.0;
+        sum += std::exp(double{c.scale} * dot + mass);
+      }
+      out[h * c.group + g] = static_cast<float>(std::log(sum));
+    }
+  }
+}
 
 /// Decodes on the device and by the library, and compares them.
 template <class Policy, class scalar>
@@ -66,6 +97,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
   const auto nq = c.heads * c.group * c.dim, nk = c.heads * c.dim;
   device_buffer<scalar> q(static_cast<std::size_t>(nq)), k(static_cast<std::size_t>(nk)),
       v(static_cast<std::size_t>(nk)), out(static_cast<std::size_t>(nq));
+  device_buffer<float> log_sums(static_cast<std::size_t>(c.heads * c.group));
   std::vector<float> fq(q.size()), fk(k.size()), fv(v.size()), fout(q.size());
   double agreed = 1, worst = 0;
   for (index_t step = 0; step < what.steps; ++step) {
@@ -77,15 +109,21 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
     };
     fill(fq, q, step % 5 == 3 ? 0.0F : 1.0F), fill(fk, k, 1), fill(fv, v, 1);
     fixtures::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
-    policy_calls::step(p, twin.device.view(), twin.device.state, q.data(), {k.data(), v.data()},
-                       budgets.limits(), out.data(), {memory.data(), memory.size()},
-                       order(seed + static_cast<std::uint64_t>(step)));
+    const auto on = seed + static_cast<std::uint64_t>(step);
+    if (what.by == attends::engine) {
+      attend_by_loops(twin.device, fq.data(), fk.data(), fv.data(), log_sums.host());
+      policy_calls::step(p, twin.device.view(), twin.device.state, {q.data(), log_sums.data()},
+                         budgets.limits(), {memory.data(), memory.size()}, order(on));
+    } else {
+      policy_calls::step(p, twin.device.view(), twin.device.state, q.data(), {k.data(), v.data()},
+                         budgets.limits(), out.data(), {memory.data(), memory.size()}, order(on));
+    }
     if (kind == data::integers) {
       INFO("step " << step);
       twin.check_same(kv, state, tolerance);
     }
     agreed = std::min(agreed, twin.jaccard(kv));
-    for (std::size_t i = 0; i < fout.size(); ++i) {
+    for (std::size_t i = 0; i < fout.size() && what.by == attends::kernels; ++i) {
       const double x = double{fout[i]};
       worst = worse(worst, std::abs(double{to_float(out.host()[i])} - x) / (std::abs(x) + 1));
     }
@@ -97,10 +135,10 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
 
 template <class Scalar, class Policy>
 void check_steps(const Policy& p, const cache_case& c, index_t prompt, const budget& limit,
-                 index_t steps, data kind, double tolerance, std::uint64_t seed,
-                 index_t apart = 0) {
+                 index_t steps, data kind, double tolerance, std::uint64_t seed, index_t apart = 0,
+                 attends by = attends::kernels) {
   policy_calls<Policy, typename device_scalar<Scalar>::type>::check_steps(
-      p, c, {prompt, limit, steps, kind, apart}, tolerance, seed);
+      p, c, {prompt, limit, steps, kind, apart, by}, tolerance, seed);
 }
 
 template <class Policy>

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+// What an engine with its own decode attention calls: steps that only observe.
+#include <catch2/catch.hpp>
+
+#include "cuda/step_parity.hpp"
+#include "kvmeld/cuda/policies/d2o.cuh"
+#include "kvmeld/cuda/policies/ems.cuh"
+#include "kvmeld/cuda/policies/fold.cuh"
+#include "kvmeld/cuda/policies/h2o.cuh"
+#include "kvmeld/cuda/policies/keepkv.cuh"
+#include "kvmeld/cuda/policies/kvmerger.cuh"
+#include "kvmeld/cuda/policies/snapkv.cuh"
+#include "kvmeld/cuda/policies/streaming_llm.cuh"
+#include "kvmeld/cuda/policies/tova.cuh"
+#include "kvmeld/cuda/policies/zsmerge.cuh"
+#include "kvmeld/cuda/state.cuh"
+
+namespace kvmeld::cuda {
+namespace {
+
+TEST_CASE("a step of an engine's own attention is the library's") {
+  const cache_case c{.heads = 3, .capacity = 45, .dim = 36, .group = 5, .paged = true};
+  const cache_case wide{.heads = 2, .capacity = 33, .dim = 8, .group = 16};
+  const auto check = [&](const auto& p, const budget& limit) {
+    const auto steps = [&](auto scalar, const cache_case& on, index_t prompt, double tolerance) {
+      check_steps<decltype(scalar)>(p, on, prompt, limit, 14, data::integers, tolerance, 411, 1,
+                                    attends::engine);
+    };
+    steps(float{}, c, 24, 1e-5);
+    steps(float{}, wide, 20, 1e-5);
+    steps(Eigen::half{}, c, 23, 1e-3);
+    steps(Eigen::bfloat16{}, wide, 24, 1.6e-2);
+  };
+  check(streaming_llm{}, {24});
+  check(h2o{}, {24});
+  check(h2o{.combine = group_combine::max}, {24, 32});
+  check(tova{}, {24});
+  check(snapkv{.window = 6}, {24});
+  check(zsmerge{.residual = 2}, {24});
+  check(d2o{}, {24});
+  check(keepkv{.similarity = 0.3F}, {24});
+  check(kvmerger{}, {24, 32});
+  check(fold{.recent = 4, .decode = {.queries = 4, .stride = 2}}, {24, 32});
+  const cache_case split{.heads = 2, .capacity = 1101, .dim = 8, .group = 2};
+  check_steps<float>(h2o{}, split, 1100, {1100}, 4, data::integers, 1e-5, 412, 300,
+                     attends::engine);
+  device_cache<float> kv(c, {24, 24, 24}, 1, {slot_reduce::sum});
+  const auto columns = kv.columns.bytes();
+  device_buffer<unsigned char> of_state(state_bytes(ems{}, kv.view())),
+      work(workspace_bytes(ems{}, kv.view()));
+  const auto tokens =
+      make_state_view(ems{}, kv.view(), {of_state.data(), of_state.size()}, order());
+  const float x = 0;
+  CHECK_THROWS_WITH(
+      (policy_calls<ems, float>::step({}, kv.view(), tokens, {&x, &x}, budget{.slots = 40},
+                                      {work.data(), work.size()}, order())),
+      "kvmeld: cuda step: expected a policy that observes an engine's own attention, got ems");
+  CHECK_THROWS_WITH((policy_calls<h2o, float>::step({}, kv.view(), kv.state, {&x, nullptr},
+                                                    budget{.slots = 20}, {}, order())),
+                    Catch::Contains("expected queries and log_sum_exp of the engine's attention"));
+  CHECK(kv.columns.bytes() == columns);
+}
+
+}  // namespace
+}  // namespace kvmeld::cuda
