@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Selecting and applying for each scalar, as nvcc compiles them for the hardware on every commit.
+#include "kvmeld/cuda/free_pages.cuh"
 #include "kvmeld/cuda/merge/apply.cuh"
 #include "kvmeld/cuda/policies/evicting_rules.cuh"
 #include "kvmeld/cuda/search/select.cuh"
@@ -11,6 +12,7 @@ struct every_kernel {
   static void call(const plan_view& plan, const cache_view<Scalar>& cache, const state_view& state,
                    stream stream) {
     apply(plan, cache, state, stream);
+    free_pages(cache, 0, nullptr, nullptr, nullptr, stream);
     select(position_rule{}, cache, state, {}, plan, stream);
     select(sum_rule{}, cache, state, {}, plan, stream);
     select(window_rule{}, cache, state, {}, plan, stream);

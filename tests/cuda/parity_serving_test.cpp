@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
-// What an engine with its own decode attention calls: steps that only observe.
+// What an engine with its own decode attention calls: steps that only observe, and pages to give
+// back.
 #include <catch2/catch.hpp>
 
 #include "cuda/step_parity.hpp"
+#include "kvmeld/cuda/free_pages.cuh"
 #include "kvmeld/cuda/policies/d2o.cuh"
 #include "kvmeld/cuda/policies/ems.cuh"
 #include "kvmeld/cuda/policies/fold.cuh"
@@ -59,6 +61,43 @@ TEST_CASE("a step of an engine's own attention is the library's") {
                                                     budget{.slots = 20}, {}, order())),
                     Catch::Contains("expected queries and log_sum_exp of the engine's attention"));
   CHECK(kv.columns.bytes() == columns);
+}
+
+// Two tables for two heads each.
+TEST_CASE("pages in use are counted, and come to the host when it asks") {
+  for (const index_t page : {1, 3, 7, 16, 41}) {
+    for (const index_t ahead : {0, 2, 60}) {
+      device_cache<float> kv({.heads = 4, .capacity = 41, .dim = 8, .paged = true, .page = page},
+                             {0, 30, 0, 0}, 1);
+      device_buffer<index_t> counts(2);
+      index_t host[2] = {-1, -1};
+#ifdef __CUDACC__
+      event done{};
+      REQUIRE(cudaEventCreate(&done) == cudaSuccess);
+#else
+      copied made;
+      const event done = &made;
+#endif
+      free_pages(kv.view(), ahead, counts.data(), host, done, order());
+      while (!is_done(done)) {
+#ifndef __CUDACC__
+        CHECK(host[1] == -1);
+#endif
+      }
+      const auto pages = [&](index_t n) {
+        return std::min((n + ahead + page - 1) / page, kv.pages);
+      };
+      CHECK(host[0] == pages(30));
+      CHECK(host[1] == pages(0));
+      CHECK(counts.intact());
+    }
+  }
+  device_cache<float> kv({.capacity = 40, .dim = 8, .paged = true}, {3, 3}, 1);
+  auto view = kv.view();
+  index_t count = 0;
+  view.values.slots = 5;
+  CHECK_THROWS_WITH(free_pages(view, 0, &count, &count, {}, order()),
+                    Catch::Contains("keys and values in pages of one size, got others"));
 }
 
 }  // namespace

@@ -76,10 +76,11 @@
 /// within each other are `unrolled<M, N>(use)`. Instructions that run once are read from memory: a
 /// loop that is to stay short carries `KVMELD_ROLLED`.
 ///
-/// `stream`, `fits`, `blocks_at_once`, `launch` and `launch_early` are the host's side:
-/// asynchronous, and `cuda_error` when refused. A kernel launched early may begin while the launch
-/// before it still runs, once all that one's blocks have called `let_next_start` or ended; every
-/// thread calls `wait_for_previous` before it touches what that launch touches.
+/// `stream`, `event`, `fits`, `blocks_at_once`, `launch`, `launch_early`, `copy_to_host` and
+/// `is_done` are the host's side: asynchronous, and `cuda_error` when refused. A kernel launched
+/// early may begin while the launch before it still runs, once all that one's blocks have called
+/// `let_next_start` or ended; every thread calls `wait_for_previous` before it touches what that
+/// launch touches.
 #pragma once
 
 #include <type_traits>  // std::integral_constant

@@ -12,6 +12,7 @@
 namespace kvmeld::cuda {
 
 using stream = cudaStream_t;
+using event = cudaEvent_t;
 
 struct extent {
   unsigned x = 1, y = 1, z = 1;
@@ -148,6 +149,22 @@ void launch(const Kernel& kernel, extent blocks, stream stream) {
 template <class Kernel>
 void launch_early(const Kernel& kernel, extent blocks, stream stream) {
   detail::launch_kernel(kernel, blocks, stream, true);
+}
+
+/// Copies to pinned memory in the order of `stream`, and records `done` after it.
+template <class T>
+void copy_to_host(T* host, const T* device, std::size_t count, event done, stream stream) {
+  detail::check(cudaMemcpyAsync(host, device, count * sizeof(T), cudaMemcpyDeviceToHost, stream),
+                "cudaMemcpyAsync", __FILE__, __LINE__);
+  detail::check(cudaEventRecord(done, stream), "cudaEventRecord", __FILE__, __LINE__);
+}
+/// Has all that was launched before `done` ended? Does not wait.
+inline bool is_done(event done) {
+  const cudaError_t code = cudaEventQuery(done);
+  if (code != cudaErrorNotReady) {
+    detail::check(code, "cudaEventQuery", __FILE__, __LINE__);
+  }
+  return code == cudaSuccess;
 }
 
 }  // namespace kvmeld::cuda
