@@ -42,9 +42,18 @@ TEST_CASE("a prefill's log-sum-exp is taken, by place, and windows take theirs o
   queries.log_sum_exp = left.data();
   CHECK(sums_of(kv, view, queries) == wanted);
   const auto window = sums_of(kv, view, queries.reference(7));
+  device_buffer<index_t> indptr(std::vector<index_t>{0, count});
+  query_rows<half> packed = queries;  // of one prompt, in a call for longer ones
+  packed.count = count + 4, packed.indptr = indptr.data(), packed.heads = 2;
+  packed.log_sum_row = count;
+  const auto of_packed = sums_of(kv, view, packed);
+  packed.log_sum_exp = nullptr;
+  const auto computed = sums_of(kv, view, packed);
   double worst = 0;
   for (std::size_t s = 0; s < late.size(); ++s) {
     worst = worse(worst, std::abs(double{window[s]} - double{late[s]}));
+    worst = worse(worst, std::abs(double{of_packed[s]} - double{wanted[s]}));
+    worst = worse(worst, std::abs(double{computed[s]} - double{wanted[s]}));
   }
   CHECK(worst < 1e-5);
   queries.before = 5, queries.data += 5 * dim, queries.count = 15;

@@ -20,7 +20,7 @@ struct every_kernel {
     merge_first(keepkv_rule{}, cache, state, {}, work, stream);
     estimate(keepkv_rule{}, cache, state, queries, stream);
     const extent one{};
-    launch(add_sums<Scalar>{cache, state, nullptr, 1}, one, stream);
+    launch(add_sums<Scalar>{cache, state, queries, nullptr, 1}, one, stream);
     launch(pool_sums<Scalar>{cache, state, {}, 7, false, nullptr, nullptr, nullptr}, one, stream);
   }
 };

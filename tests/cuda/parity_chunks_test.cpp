@@ -24,6 +24,7 @@ struct chunk_case {
   index_t group = 2;
   bool random = false;  ///< keys and values; else small integers
   bool apart = false;   ///< observed first, and compressed without queries
+  bool packed = false;  ///< head `h` has 3 `h` fewer queries, at least 1, behind those of others
 };
 
 const fold scored{.recent = 4,
@@ -83,23 +84,32 @@ void check_chunks(const Policy& p, const chunk_case& what, std::uint64_t seed = 
   index_t begin = 0;
   for (const index_t n : what.chunks) {
     INFO("chunk at " << begin);
-    for (index_t h = 0; h < heads; ++h) {
-      append(h, n + (begin == 0 ? 5 * h : 0));
-    }
-    auto own = prompt_queries(q.data() + begin * heads * group * dim, n, heads, group, dim);
+    const float* const first = q.data() + begin * heads * group * dim;
+    auto own = prompt_queries(first, n, heads, group, dim);
     own.before = begin;
-    const query_rows<float> device{queries.data() + begin * heads * group * dim,
-                                   n,
-                                   own.head,
-                                   own.group,
-                                   own.row,
-                                   nullptr,
-                                   begin};
+    query_rows<float> device{queries.data() + begin * heads * group * dim,
+                             n,
+                             own.head,
+                             own.group,
+                             own.row,
+                             nullptr,
+                             begin};
+    device_buffer<index_t> indptr(heads + 1);
     kvmeld::workspace plans;
     for (index_t h = 0; h < heads; ++h) {
-      observe(p, kv.head(h), state[h], own.of(h));
+      const index_t count = what.packed ? std::max(n - 3 * h, 1) : n, at = h == 0 ? 0 : indptr[h];
+      indptr[0] = 0, indptr[h + 1] = at + count;
+      append(h, count + (begin == 0 ? 5 * h : 0));
+      const auto its = what.packed ? query_view<float>{first + at * group * dim, count, 0, dim,
+                                                       std::ptrdiff_t{group} * dim}
+                                   : own.of(h);
+      observe(p, kv.head(h), state[h], its);
       kvmeld::compress(p, kv.head(h), state[h], plans, budget{what.slots},
-                       what.apart ? query_view<float>{} : own.of(h));
+                       what.apart ? query_view<float>{} : its);
+    }
+    if (what.packed) {
+      device.head = 0, device.group = dim, device.row = std::ptrdiff_t{group} * dim;
+      device.before = 0, device.indptr = indptr.data();
     }
     const workspace memory{work.data(), work.size()};
     if (what.apart) {
@@ -158,6 +168,26 @@ TEST_CASE("chunks observed, and compressed without queries") {
   check_chunks(scored, apart);
 }
 
+TEST_CASE("prompts of several lengths in one call") {
+  const auto check = [](const auto& p, const auto& alone) {
+    check_chunks(p, {.chunks = {40, 7}, .group = 1, .packed = true});
+    check_chunks(alone,
+                 {.chunks = {30, 1}, .group = 4, .random = true, .apart = true, .packed = true});
+  };
+  check(h2o{}, h2o{.combine = group_combine::max});
+  check(tova{}, tova{});
+  check(snapkv{.window = 8}, snapkv{.window = 8});
+  check(zsmerge{}, zsmerge{});
+  check(d2o{}, d2o{});
+  check(kvmerger{}, kvmerger{});
+  check(keepkv{.window = 8, .merge_first = false}, keepkv{.window = 8, .merge_first = false});
+  const chunk_case observed{.chunks = {40, 7}, .random = true, .apart = true, .packed = true};
+  check_chunks(ems{.window = 6}, observed);
+  check_chunks(ems{.window = 6, .threshold = -1}, observed);
+  check_chunks(fold{.recent = 4, .decode = {.queries = 8}}, observed);
+  check_chunks(scored, observed);
+}
+
 TEST_CASE("observe refuses what is none") {
   device_cache<float> kv({.heads = 1, .capacity = 8, .dim = 8, .group = 1}, {4}, 1);
   CHECK_THROWS_WITH(
@@ -170,6 +200,15 @@ TEST_CASE("observe refuses what is none") {
                                          {.data = &q, .count = 262140, .before = 1}, {}, {})),
       "kvmeld: cuda observe: expected at most 262140 queries with those before them, "
       "got 262140 and 1");
+  const index_t n = 0;
+  CHECK_THROWS_WITH(
+      (policy_calls<h2o, float>::observe(
+          {}, kv.view(), kv.state, {.data = &q, .count = 1, .before = 1, .indptr = &n}, {}, {})),
+      Catch::Contains("expected an indptr with at least 1 head, a log_sum_row"));
+  CHECK_THROWS_WITH(
+      (policy_calls<fold, float>::compress(
+          {}, kv.view(), {}, {.data = &q, .count = 1, .indptr = &n}, budget{8}, {}, {})),
+      Catch::Contains("indptr in observe and lookahead alone"));
 }
 
 }  // namespace

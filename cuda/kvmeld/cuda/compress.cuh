@@ -23,6 +23,9 @@ void compress(const Policy& policy, const cache_view<Scalar>& cache, const state
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;
   if constexpr (rule_type::evicts) {
+    expects(errc::unsupported, !remembers<rule_type> || queries.indptr == nullptr,
+            "cuda compress: expected ", Policy::name(),
+            " with an indptr in observe and lookahead alone, got one");
     policy.validate();
     detail::check_state(policy, rule, cache, state, "cuda compress");
     const head_budgets targets = head_budgets(limits).without_triggers();

@@ -2,8 +2,6 @@
 /// zsmerge on the device.
 #pragma once
 
-#include <cmath>  // std::pow
-
 #include "kvmeld/cuda/policies/device_policy.cuh"
 #include "kvmeld/cuda/policies/zsmerge/residual.cuh"
 #include "kvmeld/policies/zsmerge.hpp"
@@ -28,8 +26,7 @@ struct device_policy<zsmerge> {
                       const query_rows<Scalar>& queries,
                       const detail::prompt_memory<zsmerge_rule>& work, stream stream) {
     detail::add_column_sums(cache, state, queries, {.decay = policy.decay, .combine = rule.combine},
-                            static_cast<float>(std::pow(double{policy.decay}, queries.count)),
-                            work.sums, work.measure, stream);
+                            policy.decay, work.sums, work.measure, stream);
   }
   /// Six launches.
   template <class Scalar>

@@ -22,11 +22,13 @@ struct take_log_sums {
     const index_t all = cache.group * queries.count;
     const index_t i = static_cast<index_t>(block_index().y) * threads + thread_index();
     if (i < all) {
-      const index_t g = i / queries.count;
+      const index_t g = i / queries.count, place = queries.place();
       const std::ptrdiff_t row =
-          (std::ptrdiff_t{place_of_block()} * cache.group + g) * queries.log_sums_apart();
+          (std::ptrdiff_t{place} * cache.group + g) * queries.log_sums_apart();
       log_sum_exp[std::ptrdiff_t{cache.head()} * all + i] =
-          queries.log_sum_exp[row + i % queries.count];
+          queries.has(i % queries.count)
+              ? queries.log_sum_exp[row + queries.row_of(i % queries.count)]
+              : lowest_score;
     }
   }
 };

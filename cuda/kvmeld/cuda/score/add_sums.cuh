@@ -7,7 +7,7 @@
 
 namespace kvmeld::cuda::detail {
 
-/// `s ← age · s + sum` in column 0. Reads 8 bytes a slot, writes 4.
+/// `s ← aging^queries · s + sum` in column 0. Reads 8 bytes a slot, writes 4.
 template <class Scalar>
 struct add_sums {
   static constexpr index_t threads = 256;
@@ -15,8 +15,9 @@ struct add_sums {
 
   cache_view<Scalar> cache;
   state_view state;
+  query_rows<Scalar> queries;
   const float* sums;  // [heads, capacity]
-  float age;
+  double aging;
 
   /// Grid: heads, stretches of `threads` slots.
   KVMELD_DEVICE void operator()(shared_memory&) const {
@@ -24,16 +25,17 @@ struct add_sums {
     const index_t s = static_cast<index_t>(block_index().y) * threads + thread_index();
     if (s < cache.length[h]) {
       float& score = context_of(cache, state, h, 0).column(0, s);
+      const auto age = static_cast<float>(aging == 1 ? 1 : power(aging, queries.own()));
       score = score::accumulated(score, sums[cache.slot(h, s)], age);
     }
   }
 };
 
-/// Column sums of `queries`, decayed where `options` say so, into column 0, of which `age` remains.
+/// Column sums of `queries`, decayed where `options` say so, into column 0, which every query ages.
 /// `column_scores` and a launch. `sums [heads, capacity]` is scratch.
 template <class Scalar>
 void add_column_sums(const cache_view<Scalar>& cache, const state_view& state,
-                     const query_rows<Scalar>& queries, const column_options& options, float age,
+                     const query_rows<Scalar>& queries, const column_options& options, float aging,
                      float* sums, const column_memory& memory, stream stream) {
   const bool decays = options.decay != 1;
   column_scores(cache, queries, options,
@@ -41,8 +43,8 @@ void add_column_sums(const cache_view<Scalar>& cache, const state_view& state,
                 stream);
   using kernel = add_sums<Scalar>;
   const index_t stretches = (cache.capacity + kernel::threads - 1) / kernel::threads;
-  launch(kernel{cache, state, sums, age}, {cache.blocks(), static_cast<unsigned>(stretches)},
-         stream);
+  launch(kernel{cache, state, queries, sums, aging},
+         {cache.blocks(), static_cast<unsigned>(stretches)}, stream);
 }
 
 }  // namespace kvmeld::cuda::detail

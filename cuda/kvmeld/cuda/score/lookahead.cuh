@@ -10,9 +10,9 @@ namespace kvmeld::cuda {
 
 namespace detail {
 
-/// Where a spread over so many queries begins.
-inline index_t first_spread(index_t queries) {
-  return queries > score::blind_queries ? score::blind_queries : queries - 1;
+/// Where a spread over so many queries begins, that leaves out the first `blind`.
+KVMELD_HD inline index_t first_spread(index_t queries, index_t blind = score::blind_queries) {
+  return queries > blind ? blind : queries - 1;
 }
 
 /// Queries that are spread over a prompt, turned to the positions to come.
@@ -25,7 +25,7 @@ struct move_ahead {
   query_rows<Scalar> queries;
   rope_params rope;
   future_positions ahead;
-  index_t first, count;
+  index_t blind, count;
   Scalar* to;         // [heads, group, count, dim]
   index_t* position;  // [heads, count]; null: not wanted
 
@@ -33,18 +33,21 @@ struct move_ahead {
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head(), pairs = rope_params::pairs(cache.dim);
     const auto g = static_cast<index_t>(block_index().y);
-    const index_t seen = cache.next_position[h];
+    const index_t seen = cache.next_position[h], all = queries.own(),
+                  first = first_spread(all, blind), n = count < all - first ? count : all - first;
     Scalar* const rows =
         to + (std::ptrdiff_t{place_of_block()} * cache.group + g) * count * cache.dim;
     const auto block = static_cast<index_t>(block_index().z);
-    const auto all = static_cast<index_t>(grid().z) * threads;
-    for (index_t e = block * threads + thread_index(); e < count * pairs; e += all) {
+    const auto step = static_cast<index_t>(grid().z) * threads;
+    for (index_t e = block * threads + thread_index(); e < count * pairs; e += step) {
       const index_t i = e / pairs, p = e % pairs;
-      const index_t from = score::spread_query(i, count, queries.count, first);
-      const index_t moved = seen + score::future_position(i, count, ahead.horizon, ahead.fade);
+      // A shorter prompt has fewer, the last ones, before which its first is repeated.
+      const index_t j = i < count - n ? 0 : i - (count - n);
+      const index_t from = queries.count - all + score::spread_query(j, n, all, first);
+      const index_t moved = seen + score::future_position(j, n, ahead.horizon, ahead.fade);
       Scalar* const row = rows + std::ptrdiff_t{i} * cache.dim;
       rope.pair(queries.at(h, g, from), cache.dim, p, moved - queries.position_of(h, from, seen),
-                [&](index_t j, float x) { row[j] = from_float<Scalar>(x); });
+                [&](index_t k, float x) { row[k] = from_float<Scalar>(x); });
       if (position != nullptr && g == 0 && p == 0) {
         position[std::ptrdiff_t{place_of_block()} * count + i] = moved;
       }
@@ -76,8 +79,8 @@ void lookahead(const cache_view<Scalar>& cache, const query_rows<Scalar>& querie
   const index_t count = lookahead_count(queries.count, options);
   expects(queries.data != nullptr && out != nullptr && position != nullptr,
           "cuda lookahead: expected queries, positions and an output, got null");
-  launch(detail::move_ahead<Scalar>{cache, queries, rope, options.ahead,
-                                    detail::first_spread(queries.count), count, out, position},
+  launch(detail::move_ahead<Scalar>{cache, queries, rope, options.ahead, score::blind_queries,
+                                    count, out, position},
          {cache.blocks(), static_cast<unsigned>(cache.group)}, stream);
 }
 

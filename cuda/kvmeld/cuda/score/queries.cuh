@@ -30,14 +30,36 @@ struct query_rows {
   const float* log_sum_exp = nullptr;
   std::ptrdiff_t log_sum_row = 0;  ///< of it, query head to query head; 0: `count`
 
+  /// Prompts of several lengths, one after another: `[sequences + 1]` on the device. Queries of the
+  /// places `j · heads` to `(j + 1) · heads − 1` are rows `indptr[j]` to `indptr[j + 1] − 1`, at
+  /// least 1 and at most `count`; of `log_sum_exp [heads · group]` rows too, `log_sum_row` apart.
+  /// Kernels read it when they run. Null: each head has `count`.
+  const index_t* indptr = nullptr;
+  index_t heads = 1;  ///< places of a sequence, `head` apart
+
+  /// Queries of this block's head, the last ones of `count`: all prompts end together.
+  KVMELD_DEVICE index_t own() const {
+    const index_t* const of = indptr + place_of_block() / heads;
+    return indptr == nullptr || of[1] - of[0] > count ? count : of[1] - of[0];
+  }
+  KVMELD_DEVICE bool has(index_t i) const { return i < count && i >= count - own(); }
+  /// This block's place among those of a sequence.
+  KVMELD_DEVICE index_t place() const {
+    return indptr == nullptr ? place_of_block() : place_of_block() % heads;
+  }
+  /// Query `i` of `count`'s row among all.
+  KVMELD_DEVICE index_t row_of(index_t i) const {
+    return indptr == nullptr ? i : indptr[place_of_block() / heads + 1] - count + i;
+  }
   /// Of this block's head.
   KVMELD_DEVICE const Scalar* at(index_t, index_t g, index_t i) const {
-    return data + place_of_block() * head + g * group + i * row;
+    return data + place() * head + g * group + row_of(i) * row;
   }
-  /// Of query `i`, for a head that has seen `next_position` tokens.
+  /// Of query `i`, for a head that has seen `next_position` tokens; −1 where it is none.
   KVMELD_DEVICE index_t position_of(index_t, index_t i, index_t next_position) const {
-    return position == nullptr ? next_position - count + i
-                               : position[place_of_block() * position_head + i];
+    return position != nullptr ? position[place_of_block() * position_head + i]
+           : has(i)            ? next_position - count + i
+                               : -1;
   }
   /// Are there queries of head `h`?
   KVMELD_DEVICE bool asks(index_t) const { return true; }
@@ -45,7 +67,9 @@ struct query_rows {
   /// them, or all that was chosen.
   query_rows reference(index_t window) const {
     query_rows x = *this;
-    if (position == nullptr) {
+    if (indptr != nullptr) {  // which end together
+      x.count = count > window ? window : count;
+    } else if (position == nullptr) {
       const index_t all = count + before, skip = all > window ? all - window : 0;
       x.data += (skip - before) * row;
       x.count = all - skip, x.before = skip;
@@ -73,6 +97,11 @@ void check(const query_rows<Scalar>& queries, index_t least, const char* what) {
   expects(queries.count <= max_queries && queries.before <= max_queries - queries.count, what,
           ": expected at most ", max_queries, " queries with those before them, got ",
           queries.count, " and ", queries.before);
+  expects(queries.indptr == nullptr ||
+              (queries.before == 0 && queries.position == nullptr && queries.heads > 0 &&
+               (queries.log_sum_exp == nullptr || queries.log_sum_row > 0)),
+          what, ": expected an indptr with at least 1 head, a log_sum_row of its log_sum_exp, and ",
+          "neither positions nor queries before, got others");
 }
 
 namespace detail {
@@ -130,7 +159,7 @@ struct query_log_sums {
     }
     shape::template load<shape::rows>(
         shared.queries,
-        [&](index_t r) { return i0 + r < queries.count ? queries.at(h, g, i0 + r) : nullptr; },
+        [&](index_t r) { return queries.has(i0 + r) ? queries.at(h, g, i0 + r) : nullptr; },
         queries.data, cache.dim, aligned);
     commit_async();
     index_t own[shape::row_tiles][2], latest = -1;  // positions of this lane's queries

@@ -83,7 +83,7 @@ struct slot_sums {
       if (i0 < queries.count) {
         shape::template load<shape::columns>(
             shared.queries[turn],
-            [&](index_t c) { return i0 + c < queries.count ? queries.at(h, g, i0 + c) : nullptr; },
+            [&](index_t c) { return queries.has(i0 + c) ? queries.at(h, g, i0 + c) : nullptr; },
             queries.data, cache.dim, aligned);
         for (index_t c = thread_index(); c < shape::columns; c += threads) {
           const index_t i = i0 + c;

@@ -135,7 +135,7 @@ struct stream_columns {
         const std::ptrdiff_t member = queries.at(h, 1, 0) - queries.at(h, 0, 0),
                              sixteen = queries.at(h, 0, 16) - queries.at(h, 0, 0);
         shape::copy(shared.tile, stage, cache.dim, [&] {
-          const copied row{from, place.i < queries.count};
+          const copied row{from, queries.has(place.i)};
           KVMELD_UNROLL
           for (index_t k = 0; k < shape::step; k += 16) {
             grouped.advance(place);

@@ -32,7 +32,7 @@ KVMELD_DEVICE row_bounds hold_rows(const cache_view<Scalar>& cache, const Querie
     float mass = 0;
     if constexpr (OfQueries) {
       const auto place = grouped.at(r);
-      if (r < all_rows && place.i < queries.count) {
+      if (r < all_rows && queries.has(place.i)) {
         from = queries.at(h, place.g, place.i);
         position = queries.position_of(h, place.i, next_position);
       }

@@ -47,12 +47,12 @@ struct join_log_sums {
   cache_view<Scalar> cache;
   const index_t* planned;      // [heads]
   const float *first, *moved;  // [heads, group, count]
-  index_t count;
+  query_rows<Scalar> queries;
   float* both;  // [group, heads, count]
 
   /// Grid: heads, query heads of one, stretches of `threads` queries.
   KVMELD_DEVICE void operator()(shared_memory&) const {
-    const index_t h = cache.head(),
+    const index_t h = cache.head(), count = queries.count,
                   i = static_cast<index_t>(block_index().z) * threads + thread_index();
     const auto g = static_cast<index_t>(block_index().y);
     if (planned[h] < 0 || i >= count) {
@@ -61,7 +61,9 @@ struct join_log_sums {
     const std::ptrdiff_t at = (std::ptrdiff_t{h} * cache.group + g) * count + i;
     const float a = first[at], b = moved[at], most = a > b ? a : b, least = a > b ? b : a;
     both[(std::ptrdiff_t{g} * cache.heads + h) * count + i] =
-        least == lowest_score ? most : most + logarithm(1.0F + exponential(least - most));
+        !queries.has(i)         ? lowest_score
+        : least == lowest_score ? most
+                                : most + logarithm(1.0F + exponential(least - most));
   }
 };
 
@@ -114,7 +116,7 @@ struct keep_scores {
   fold_rule rule;
   const index_t* planned;         // [heads]
   const float *score, *leverage;  // [heads, capacity]
-  index_t count;                  // queries
+  query_rows<Scalar> queries;
 
   /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
@@ -129,7 +131,7 @@ struct keep_scores {
     const float mean = block_sum(shared.sum, sum) / static_cast<float>(n);
     const fold_floats memory = rule.memory_of(cache, state, h);
     const fold_floats::positions before = memory.scored();
-    const index_t end = cache.next_position[h], begin = end - count;
+    const index_t end = cache.next_position[h], begin = end - queries.own();
     const bool all = before.begin == before.end || begin <= before.begin;
     float* const held = state.column(fold_rule::prompt_score, h);
     for (index_t s = thread_index(); s < n; s += threads) {
@@ -178,7 +180,7 @@ void score_prompt(const fold_rule& rule, const cache_view<Scalar>& cache, const 
   };
   log_sums(cache, seeing_all(moved), work.measure, work.measure.log_sum_exp, stream);
   using join = join_log_sums<Scalar>;
-  launch(join{cache, work.planned, work.first, work.measure.log_sum_exp, queries.count, work.both},
+  launch(join{cache, work.planned, work.first, work.measure.log_sum_exp, queries, work.both},
          {heads, group, shares(queries.count, join::threads)}, stream);
 
   cache_view<Scalar> alone = cache;  // a member of the group is a group of its own
@@ -195,7 +197,7 @@ void score_prompt(const fold_rule& rule, const cache_view<Scalar>& cache, const 
   launch(weigh{cache, work.planned, work.largest, work.score, cache.aligned()},
          {heads, shares(cache.capacity, weigh::slots)}, stream);
   launch(keep_scores<Scalar>{cache, state, rule, work.planned, work.score, work.leverage.leverage,
-                             queries.count},
+                             queries},
          {heads}, stream);
 }
 

@@ -44,6 +44,7 @@ struct foreseen_line {
   KVMELD_DEVICE index_t position_of(index_t h, index_t i, index_t) const {
     return i % rows.count < rows.count_of(h) ? 0x7ffffffe : -1;
   }
+  KVMELD_DEVICE bool has(index_t i) const { return i < count; }
   KVMELD_DEVICE bool asks(index_t h) const { return rows.asks(h); }
   bool aligned() const { return true; }
 };

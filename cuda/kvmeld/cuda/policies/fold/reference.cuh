@@ -22,6 +22,7 @@ struct chosen_rows {
   KVMELD_DEVICE index_t position_of(index_t, index_t, index_t) const { return 0x7ffffffe; }
   KVMELD_DEVICE bool asks(index_t h) const { return planned[h] >= 0; }
   KVMELD_DEVICE index_t count_of(index_t) const { return count; }
+  KVMELD_DEVICE bool has(index_t i) const { return i < count; }
   bool aligned() const { return rows.aligned(); }
 };
 
@@ -43,9 +44,9 @@ struct remember_reference {
       return;
     }
     const fold_floats memory = rule.memory_of(cache, state, h);
-    const index_t n = memory.queries < queries.count ? memory.queries : queries.count;
+    const index_t all = queries.own(), n = memory.queries < all ? memory.queries : all;
     const auto place = [&](index_t i) {
-      return static_cast<index_t>(static_cast<long long>(i) * queries.count / n);
+      return queries.count - all + static_cast<index_t>(static_cast<long long>(i) * all / n);
     };
     for (index_t e = thread_index(); e < n * cache.group * cache.dim; e += threads) {
       const index_t row = e / cache.dim, g = row % cache.group, i = row / cache.group;
