@@ -251,7 +251,7 @@ int main(int argc, char** argv) {
   register_steps(kvmeld::full_cache{}, kvmeld::streaming_llm{}, kvmeld::h2o{}, kvmeld::snapkv{},
                  kvmeld::zsmerge{}, kvmeld::d2o{}, kvmeld::kvmerger{}, kvmeld::ems{},
                  kvmeld::keepkv{}, kvmeld::fold{}, kvmeld::random_tokens{}, kvmeld::tova{},
-                 kvmeld::roco{}, kvmeld::scissorhands{}, kvmeld::key_diff{},
+                 kvmeld::roco{}, kvmeld::scissorhands{}, kvmeld::r_kv{}, kvmeld::key_diff{},
                  kvmeld::expected_attention{}, kvmeld::centroids{}, kvmeld::compactor{},
                  kvmeld::cam{});
   register_growth(kvmeld::full_cache{}, kvmeld::streaming_llm{}, kvmeld::h2o{}, kvmeld::zsmerge{},

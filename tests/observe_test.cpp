@@ -54,6 +54,7 @@ TEST_CASE("an attention without what the policy needs is refused, and nothing wa
   const std::map<std::string, needs> expected = {{"keepkv", {true, true}},
                                                  {"keepkv code", {true, true}},
                                                  {"expected_attention", {true, false}},
+                                                 {"r_kv", {true, false}},
                                                  {"fold", {true, false}},
                                                  {"fold by scores", {true, false}},
                                                  {"ems, entries shared", {true, false}}};
@@ -108,7 +109,8 @@ TEST_CASE("queries that are refused were not observed, and compress knows", "[ob
       observe(p, head.kv.head(0), head.state[0], head.state.workspace(), {.probabilities = a});
     });
     CHECK(refused == (example.name == "keepkv" || example.name == "keepkv code" ||
-                      example.policy.name() == "fold" || example.name == "expected_attention"));
+                      example.policy.name() == "fold" || example.name == "expected_attention" ||
+                      example.name == "r_kv"));
     if (refused) {  // and so there is nothing to compress by
       CHECK(head.refuses("expected reference queries", [&] {
         compress(p, head.kv.head(0), head.state[0], head.state.workspace(), budget{30});

@@ -25,6 +25,7 @@ TEST_CASE("requests on one sealed prefix are what they are on pages of their own
                                "tova",
                                "streaming_llm",
                                "key_diff",
+                               "r_kv:window=4",
                                "scissorhands",
                                "expected_attention"};
   std::mt19937 bits(7);

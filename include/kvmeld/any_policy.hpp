@@ -24,6 +24,7 @@
 #include "kvmeld/policies/key_diff.hpp"
 #include "kvmeld/policies/kvmerger.hpp"
 #include "kvmeld/policies/kvzip.hpp"
+#include "kvmeld/policies/r_kv.hpp"
 #include "kvmeld/policies/random_tokens.hpp"
 #include "kvmeld/policies/roco.hpp"
 #include "kvmeld/policies/scissorhands.hpp"
@@ -146,7 +147,7 @@ class basic_any_policy {
 /// Every policy of the library.
 using any_policy =
     basic_any_policy<full_cache, streaming_llm, h2o, snapkv, zsmerge, d2o, kvmerger, ems, keepkv,
-                     attention_matching, kvzip, fold, random_tokens, tova, roco, scissorhands,
+                     attention_matching, kvzip, fold, random_tokens, tova, roco, scissorhands, r_kv,
                      key_diff, expected_attention, centroids, compactor, cam>;
 
 static_assert(policy<any_policy>);
@@ -169,6 +170,7 @@ extern template class hooks<random_tokens>;
 extern template class hooks<tova>;
 extern template class hooks<roco>;
 extern template class hooks<scissorhands>;
+extern template class hooks<r_kv>;
 extern template class hooks<key_diff>;
 extern template class hooks<expected_attention>;
 extern template class hooks<centroids>;

@@ -24,6 +24,7 @@ std::vector<std::string> every_policy_name() {
           "tova",
           "roco",
           "scissorhands",
+          "r_kv",
           "key_diff:window=4",
           "expected_attention",
           "centroids:window=8",

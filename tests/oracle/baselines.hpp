@@ -9,3 +9,4 @@
 #include "oracle/centroids.hpp"
 #include "oracle/evictors.hpp"
 #include "oracle/key_baselines.hpp"
+#include "oracle/r_kv.hpp"

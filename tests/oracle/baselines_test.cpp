@@ -66,6 +66,7 @@ TEST_CASE("baselines keep what they must and come back to the budget", "[oracle]
   keeps_its_promises(oracle::tova{}, 4, 0);
   keeps_its_promises(oracle::scissorhands{.history = 7}, 4, 10);
   keeps_its_promises(oracle::roco{.window = 5}, 4, 5);
+  keeps_its_promises(oracle::r_kv{.window = 5}, 4, 5);
   keeps_its_promises(oracle::cam{.merge = 5}, 4, 20);
 }
 
@@ -230,6 +231,32 @@ TEST_CASE("RoCo: the mean per query, and the restless stay", "[oracle]") {
   }
   policy.evict_to(h, 4);  // kept: 5 (recent), 1 (deviation), then 4 and 0 by mean
   CHECK(positions(h) == std::vector<int>{0, 1, 4, 5});
+}
+
+TEST_CASE("R-KV: what others say as well goes, but for the latest that says it", "[oracle]") {
+  head h = oracle::make_head(2, 1, 1);
+  for (const vec& k : mat{{2, 0}, {1, 0}, {0, 1}, {3, 0}, {0, 0}}) append(h, k, k);
+  const oracle::r_kv policy{.sinks = 0, .window = 1, .kernel = 1};
+  // Each of the three that point alike misses its cosine with the last of the others.
+  const vec r = policy.redundancy(h), mean = {0.4, 0.2, 0, 0, 0};
+  double sum = 0;
+  for (double m : mean) sum += std::exp(m);
+  for (std::size_t j = 0; j < 5; ++j) CHECK(r[j] == Approx(std::exp(mean[j]) / sum));
+  policy.observe(h, {{ln2, 0}}, 4);
+  const vec i = policy.importance(h);
+  const vec wanted = {4 / 15.0, 2 / 15.0, 1 / 15.0, 8 / 15.0, 0};  // slot 4 is the window
+  for (std::size_t j = 0; j < 5; ++j) CHECK(i[j] == Approx(wanted[j]));
+  head kept = h;
+  policy.evict_to(kept, 4);
+  CHECK(positions(kept) == std::vector<int>{1, 2, 3, 4});
+  SECTION("the largest of the neighbours, of the group, and the mean over queries") {
+    policy.observe(h, {{0, 0}}, 4);  // the window is one query: it takes the other's place
+    for (std::size_t j = 0; j < 4; ++j) CHECK(policy.importance(h)[j] == Approx(0.25));
+    const oracle::r_kv wide{.sinks = 0, .window = 2, .kernel = 3};  // 0, 1 and 2 are outside
+    h.memory.queries = {{3, {{ln2, 0}, {0, 2 * ln2}}}, {4, {{0, 0}, {0, 0}}}};
+    const vec w = wide.importance(h);  // 4 2 4 of 10, and 1 1 1 of 3
+    for (std::size_t j = 0; j < 3; ++j) CHECK(w[j] == Approx((0.4 + 1 / 3.0) / 2));
+  }
 }
 
 TEST_CASE("CaM: the value that leaves is added to those that follow, at random", "[oracle]") {

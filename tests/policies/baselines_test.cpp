@@ -166,6 +166,18 @@ TEST_CASE("scissorhands is its oracle", "[oracle]") {
   agree_in_16_bits(kvmeld::scissorhands{}, oracle::scissorhands{});
 }
 
+TEST_CASE("r_kv is its oracle", "[oracle]") {
+  for (const auto& s : settings) {
+    if (s.dim == 1) {
+      continue;  // cosines of 1 or -1: rounding decides
+    }
+    agree(kvmeld::r_kv{}, oracle::r_kv{}, s);
+    agree(kvmeld::r_kv{.sinks = 0, .window = 3, .kernel = 1, .lambda = 0.6F},
+          oracle::r_kv{.sinks = 0, .window = 3, .kernel = 1, .lambda = 0.6}, s);
+  }
+  agree_in_16_bits(kvmeld::r_kv{}, oracle::r_kv{});
+}
+
 TEST_CASE("expected_attention is its oracle", "[oracle]") {
   const kvmeld::expected_attention policy{.window = 2, .future = 20};
   for (fixtures::setting s : settings) {

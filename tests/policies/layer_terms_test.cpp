@@ -30,6 +30,7 @@ TEST_CASE("policies that evict by what is no logit are their oracles, whatever a
   for (const setting& s : in_layers(evicted_terms)) {
     agree(kvmeld::full_cache{}, oracle::full_cache{}, s);
     agree(kvmeld::streaming_llm{}, oracle::streaming_llm{}, s);
+    agree(kvmeld::r_kv{}, oracle::r_kv{}, s);
     agree(kvmeld::key_diff{}, oracle::key_diff{}, s);
     agree(kvmeld::random_tokens{.window = 8}, oracle::random_tokens{.window = 8}, s);
   }

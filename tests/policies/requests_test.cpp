@@ -168,6 +168,7 @@ TEST_CASE("the smallest budgets are what the policies protect, and a slot to spa
                                                    {"tova", 4 + 1},
                                                    {"roco", 4 + 10 + 1},
                                                    {"scissorhands", 4 + 10 + 1},
+                                                   {"r_kv", 4 + 8 + 1},
                                                    {"key_diff", 4 + 4 + 1},
                                                    {"expected_attention", 4 + 1},
                                                    {"centroids", 4 + 8 + 1},

@@ -75,6 +75,7 @@ std::vector<windowed> windowed_policies() {
           {scissorhands{}, 10},
           {cam{}, 28},
           {random_tokens{.window = 8}, 8},
+          {r_kv{}, 8},
           {key_diff{.window = 8}, 8},
           {centroids{.window = 8}, 8},
           {streaming_llm{}, 28}};
@@ -223,6 +224,7 @@ TEST_CASE("trap: a window larger than the budget", "[traps]") {
                                    any_policy(d2o{.sinks = 20}),
                                    any_policy(keepkv{.sinks = 20}),
                                    any_policy(random_tokens{.window = 20}),
+                                   any_policy(r_kv{.window = 20}),
                                    any_policy(key_diff{.window = 20}),
                                    any_policy(centroids{.window = 20}),
                                    any_policy(compactor{.window = 20}),

@@ -49,6 +49,7 @@ inline std::vector<example> every_policy() {
       {"tova", tova{}, 4, true, true, true, 0},
       {"roco", roco{}},
       {"scissorhands", scissorhands{}, 4, true, false},
+      {"r_kv", r_kv{}, 4, true, false},
       {"key_diff", key_diff{.window = 4}},
       {"expected_attention", expected_attention{}, 4, true, true, true, 0},
       {"centroids", centroids{.window = 8}},

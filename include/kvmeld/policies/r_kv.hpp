@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>  // std::copy
+#include <bit>        // std::bit_cast
+#include <cmath>      // std::isfinite
+
+#include "kvmeld/detail/arena.hpp"
+#include "kvmeld/policies/policy.hpp"
+#include "kvmeld/score/logit_terms.hpp"
+#include "kvmeld/score/softmax.hpp"
+#include "kvmeld/score/tile_products.hpp"
+
+namespace kvmeld::inline v0 {
+
+/// R-KV (arXiv 2505.24133): what the latest queries attend to, less what other keys say as well.
+///   score   λ I_j − (1 − λ) R_j
+///           I: the largest logit of the group, softmax over the slots outside the window, mean
+///           over the last W queries, the largest of `kernel` neighbours R: softmax over all slots
+///           of the mean cosine of k_j with all others; of the keys that a key has a cosine above
+///           .5 with, the latest is left out
+///   select  sinks (the paper: 0) and the last W tokens, then the top of the rest by s
+///   match   none: the others are evicted
+/// O(length² · dim) a plan: the paper makes one for 128 of 1,024 slots.
+struct r_kv {
+  index_t sinks = 4;
+  index_t window = 8;  ///< latest queries, whose tokens are never evicted
+  index_t kernel = 7;  ///< of the pooling; 1: none
+  float lambda = 0.07F;
+
+  static constexpr std::string_view name() { return "r_kv"; }
+  static constexpr attention_support supports{};
+  static void parameters(auto& p, auto f) {
+    f("sinks", p.sinks), f("window", p.window), f("kernel", p.kernel), f("lambda", p.lambda);
+  }
+  /// How many queries are held; their positions, as bits; the queries, the oldest first.
+  std::size_t memory(index_t dim, index_t group, index_t) const {
+    return 1 + as_size(window) * (1 + as_size(dim, group));
+  }
+  index_t min_budget() const { return sinks + window + 1; }
+  index_t eviction_batch(index_t slots) const { return slots / 8; }
+  static constexpr observation_needs needs() { return {.query = true}; }
+  kvmeld::prompt_use prompt_use() const { return {.observes = true, .reach = window - 1}; }
+  void validate() const {
+    search::expect_count(name(), "sinks", sinks, 0);
+    search::expect_count(name(), "queries in the window", window, 1);
+    expects(kernel > 0 && kernel % 2 == 1, "r_kv: expected an odd kernel, got ", kernel);
+    expects(lambda >= 0 && lambda <= 1, "r_kv: expected a lambda in [0, 1], got ", lambda);
+  }
+
+  void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
+    expects(observed.query != nullptr, "r_kv: expected the step's query");
+    hold(head, state, head.next_position() - 1, [&](index_t g) {
+      return row<const float>{observed.query + std::ptrdiff_t{g} * head.dim()};
+    });
+  }
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    const query_view<T> latest = queries.last(window);
+    state.memory()[0] = 0;
+    for (index_t i = 0; i < latest.count; ++i) {
+      hold(head, state, latest.position_of(i, head.next_position()),
+           [&](index_t g) { return row<const T>{latest.at(g, i)}; });
+    }
+  }
+
+  void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    const index_t n = head.length(), dim = head.dim();
+    detail::arena scratch(work.numbers, 3 * as_size(n) +
+                                            as_size(head.group(), detail::max_tile_slots) +
+                                            as_size(n, dim) + as_size(keys_at_once, n));
+    auto importance = scratch.column(n), redundancy = scratch.column(n), row = scratch.column(n);
+    auto logits = scratch.rows(head.group(), detail::max_tile_slots);
+    attended(head, state, importance, row, logits);
+    pool(head, importance, row, work);
+    auto directions = scratch.rows(n, dim), cosines = scratch.rows(keys_at_once, n);
+    said_by_others(head, directions, cosines, redundancy);
+    row = lambda * row - (1 - lambda) * redundancy;
+    evict(head, target, protected_slots(head, sinks, window),
+          search::column_score({row.data(), as_size(n)}), work, out);
+  }
+
+ private:
+  static constexpr index_t keys_at_once = 32;
+  static constexpr float alike = 0.5F;  ///< the cosine above which two keys say the same
+
+  auto outside(const kv_head auto& head) const {
+    return [&head, inside = search::protect(head, 0, window)](index_t s) {
+      return !inside(head.position(s));
+    };
+  }
+
+  template <class Query>
+  void hold(const kv_head auto& head, head_state& state, index_t position, Query query) const {
+    const std::span<float> all = state.memory(), positions = all.subspan(1, as_size(window)),
+                           rows = all.subspan(1 + as_size(window));
+    const std::size_t size = as_size(head.group(), head.dim());
+    auto held = static_cast<std::size_t>(all[0]);
+    if (held == positions.size()) {  // the oldest goes
+      std::copy(positions.begin() + 1, positions.end(), positions.begin());
+      std::copy_n(rows.data() + size, --held * size, rows.data());
+    }
+    positions[held] = std::bit_cast<float>(position);
+    for (index_t g = 0; g < head.group(); ++g) {
+      to_floats(query(g), head.dim(), &rows[held * size + as_size(g, head.dim())]);
+    }
+    all[0] = static_cast<float>(held + 1);
+  }
+
+  /// `mean [length]`: the attention of the queries held, 0 in the window. `mass [length]`, `logits
+  /// [group, max_tile_slots]`: scratch.
+  template <class Column, class Rows>
+  void attended(const kv_head auto& head, const head_state& state, Column& mean, Column& mass,
+                Rows& logits) const {
+    const score::logit_terms terms(head);
+    const auto competes = outside(head);
+    const std::span<const float> all = state.memory();
+    const auto held = static_cast<index_t>(all[0]);
+    mean.setZero();
+    for (index_t i = 0; i < held; ++i) {
+      const auto at = std::bit_cast<index_t>(all[1 + as_size(i)]);
+      const float* const query = &all[1 + as_size(window) + as_size(i, head.group(), head.dim())];
+      mass.setConstant(lowest_score);
+      detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
+        const auto count = static_cast<index_t>(keys.rows());
+        score::qk_tile(query, head.group(), keys, logits.data(), detail::max_tile_slots);
+        for (index_t g = 0; g < head.group(); ++g) {
+          float* const logit = &logits(g, 0);
+          for (index_t s = 0; s < count; ++s) {
+            logit[s] = terms.cap(head.scale() * logit[s]) + head.log_mass(first + s);
+          }
+          if (terms.by_place()) {
+            terms.place(head, g, at, first, count, logit);
+          }
+          for (index_t s = 0; s < count; ++s) {
+            const bool seen = competes(first + s) && head.position(first + s) <= at;
+            mass[first + s] = seen ? std::max(mass[first + s], logit[s]) : lowest_score;
+          }
+        }
+      });
+      score::softmax<> sum;  // a sink is left out, as the window is
+      sum.take(mass.array());
+      if (sum.max != sum.nothing) {
+        mean += mass / (sum.sum * static_cast<float>(held));
+      }
+    }
+  }
+
+  /// `pooled [length]`: the largest `score` of `kernel` neighbours in position, 0 in the window.
+  template <class Column>
+  void pool(const kv_head auto& head, const Column& score, Column& pooled,
+            slot_scratch& work) const {
+    const auto competes = outside(head);
+    work.order.clear();
+    for (index_t s = 0; s < head.length(); ++s) {
+      if (competes(s)) {
+        work.order.push_back(s);
+      }
+    }
+    detail::sort_by_position(head, work.order, work.keyed);
+    const auto n = static_cast<index_t>(work.order.size());
+    pooled.setZero();
+    for (index_t i = 0; i < n; ++i) {
+      float& most = pooled[work.order[i]];
+      for (index_t t = std::max(index_t{0}, i - kernel / 2); t < n && t <= i + kernel / 2; ++t) {
+        most = std::max(most, score[work.order[t]]);
+      }
+    }
+  }
+
+  /// `redundancy [length]`; `directions [length, dim]`, `cosines [keys_at_once, length]`: scratch.
+  /// A zero or broken key is like none.
+  template <class Rows, class Column>
+  static void said_by_others(const kv_head auto& head, Rows& directions, Rows& cosines,
+                             Column& redundancy) {
+    const index_t n = head.length(), dim = head.dim();
+    for (index_t s = 0; s < n; ++s) {
+      to_floats(head.key(s), dim, &directions(s, 0));
+      const float length = norm(row<const float>{&directions(s, 0)}, dim);
+      if (length > 0 && std::isfinite(length)) {
+        directions.row(s) /= length;
+      } else {
+        directions.row(s).setZero();
+      }
+    }
+    redundancy.setZero();
+    for (index_t first = 0; first < n; first += keys_at_once) {
+      const index_t count = std::min(keys_at_once, n - first);
+      score::qk_tile(&directions(first, 0), count,
+                     {directions.data(), n, dim, Eigen::OuterStride<>(dim)}, cosines.data(), n);
+      for (index_t i = 0; i < count; ++i) {
+        auto with = cosines.row(i);
+        with[first + i] = 0;
+        index_t latest = first + i;
+        for (index_t s = 0; s < n; ++s) {
+          if (with[s] > alike &&
+              (latest == first + i || head.position(s) > head.position(latest))) {
+            latest = s;
+          }
+        }
+        with[latest] = 0;
+        redundancy += with.transpose();
+      }
+    }
+    redundancy /= static_cast<float>(n);
+    score::softmax<> all;
+    all.take(redundancy.array());
+    redundancy /= all.sum;
+  }
+};
+
+}  // namespace kvmeld::inline v0
