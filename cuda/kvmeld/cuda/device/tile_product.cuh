@@ -104,10 +104,14 @@ struct tile_product {
 
   /// The sums in the order of threads, as `load_sums` takes them back: `to [size]`.
   KVMELD_DEVICE static void store_sums(const sums& sum, float* to) {
-    unrolled<4, 4>([&](index_t m, index_t n) {
-      const auto& x = sum[m][n];
-      store_16(to + place_of(m, n), vector_16<float>{{x[0], x[1], x[2], x[3]}});
-    });
+    KVMELD_UNROLL
+    for (index_t m = 0; m < 4; ++m) {
+      KVMELD_UNROLL
+      for (index_t n = 0; n < 4; ++n) {
+        const auto& x = sum[m][n];
+        store_16(to + place_of(m, n), vector_16<float>{{x[0], x[1], x[2], x[3]}});
+      }
+    }
   }
   /// A lane's four sums `[m][n]` of those.
   KVMELD_DEVICE static vector_16<float> load_sums(const float* from, index_t m, index_t n) {
@@ -181,9 +185,13 @@ struct tile_product {
   KVMELD_DEVICE static void multiply_sixteen(const ring& shared, index_t a, index_t b, index_t k,
                                              sums& sum) {
     matrices right[Halves][2];
-    unrolled<Halves, 2>([&](index_t part, index_t n) {
-      right[part][n] = right_of(shared, b + part * piece, n, k);
-    });
+    KVMELD_UNROLL
+    for (index_t part = 0; part < Halves; ++part) {
+      KVMELD_UNROLL
+      for (index_t n = 0; n < 2; ++n) {
+        right[part][n] = right_of(shared, b + part * piece, n, k);
+      }
+    }
     KVMELD_UNROLL
     for (index_t m = 0; m < 4; ++m) {
       const matrices left = left_of(shared, a, m, k);

@@ -180,10 +180,18 @@ struct attend_tiles {
 
   /// The queries as the tensor cores' right side.
   KVMELD_DEVICE void load_queries(unsigned (&q)[Eights][Depth / 16][2]) const {
-    unrolled<Eights, Depth / 16, 2>([&](index_t t, index_t d, index_t j) {
-      const index_t g = t * 8 + lane() / 4, i = d * 16 + j * 8 + lane() % 4 * 2;
-      q[t][d][j] = g < call.cache.group && i < call.cache.dim ? load_pair(call.query(g) + i) : 0U;
-    });
+    KVMELD_UNROLL
+    for (index_t t = 0; t < Eights; ++t) {
+      KVMELD_UNROLL
+      for (index_t d = 0; d < Depth / 16; ++d) {
+        KVMELD_UNROLL
+        for (index_t j = 0; j < 2; ++j) {
+          const index_t g = t * 8 + lane() / 4, i = d * 16 + j * 8 + lane() % 4 * 2;
+          q[t][d][j] =
+              g < call.cache.group && i < call.cache.dim ? load_pair(call.query(g) + i) : 0U;
+        }
+      }
+    }
   }
 
   /// `x`: of slots lane / 4 (elements 0 and 1) and 8 further on.
@@ -208,27 +216,31 @@ struct attend_tiles {
   KVMELD_DEVICE void make_logits(const slot_share& share, index_t end, index_t s0, float mass,
                                  float (&x)[Eights][4]) const {
     const float masses[2] = {shuffle(mass, lane() / 4), shuffle(mass, lane() / 4 + 8)};
-    unrolled<Eights, 2>([&](index_t t, index_t j) {
-      const index_t s = s0 + lane() / 4 + 8 * j, g = t * 8 + lane() % 4 * 2;
-      float observed[2] = {};
+    KVMELD_UNROLL
+    for (index_t t = 0; t < Eights; ++t) {
       KVMELD_UNROLL
-      for (index_t i = 0; i < 2; ++i) {
-        float& l = x[t][2 * j + i];
-        l = s < end ? call.masses(call.cache, share.head, s, l, masses[j], observed[i])
-                    : lowest_score;
-      }
-      if (call.to.logits != nullptr && s < end && g < call.cache.group) {
-        float* const to = call.to.logits_of(call.cache, s) + g;
-        if (call.cache.group % 2 == 0) {
-          store_pair(to, observed[0], observed[1]);
-        } else {
-          to[0] = observed[0];
-          if (g + 1 < call.cache.group) {
-            to[1] = observed[1];
+      for (index_t j = 0; j < 2; ++j) {
+        const index_t s = s0 + lane() / 4 + 8 * j, g = t * 8 + lane() % 4 * 2;
+        float observed[2] = {};
+        KVMELD_UNROLL
+        for (index_t i = 0; i < 2; ++i) {
+          float& l = x[t][2 * j + i];
+          l = s < end ? call.masses(call.cache, share.head, s, l, masses[j], observed[i])
+                      : lowest_score;
+        }
+        if (call.to.logits != nullptr && s < end && g < call.cache.group) {
+          float* const to = call.to.logits_of(call.cache, s) + g;
+          if (call.cache.group % 2 == 0) {
+            store_pair(to, observed[0], observed[1]);
+          } else {
+            to[0] = observed[0];
+            if (g + 1 < call.cache.group) {
+              to[1] = observed[1];
+            }
           }
         }
       }
-    });
+    }
   }
 
   /// Weights from logits, in place, by a new maximum. A lane's sum is of its own slots.
@@ -246,26 +258,40 @@ struct attend_tiles {
       x[j] = softmax_weight(x[j], top), x[j + 2] = softmax_weight(x[j + 2], top);
       sum[j] = sum[j] * rescale[j] + x[j] + x[j + 2];
     }
-    unrolled<Depth / 16, 4>([&](index_t d, index_t j) { out[d][t][j] *= rescale[j % 2]; });
+    KVMELD_UNROLL
+    for (index_t d = 0; d < Depth / 16; ++d) {
+      KVMELD_UNROLL
+      for (index_t j = 0; j < 4; ++j) {
+        out[d][t][j] *= rescale[j % 2];
+      }
+    }
   }
 
   /// A warp's attention into shared memory, where its tiles lay.
   KVMELD_DEVICE void write(shared_memory& shared, const float (&out)[Depth / 16][Eights][4],
                            const float (&max)[Eights][2], const float (&sum)[Eights][2]) const {
-    unrolled<Eights, 2>([&](index_t t, index_t j) {
-      const index_t g = warp() * queries + t * 8 + lane() % 4 * 2 + j;
-      float all = sum[t][j];
+    KVMELD_UNROLL
+    for (index_t t = 0; t < Eights; ++t) {
       KVMELD_UNROLL
-      for (index_t d = 4; d < 32; d *= 2) {
-        all += shuffle_xor(all, d);
+      for (index_t j = 0; j < 2; ++j) {
+        const index_t g = warp() * queries + t * 8 + lane() % 4 * 2 + j;
+        float all = sum[t][j];
+        KVMELD_UNROLL
+        for (index_t d = 4; d < 32; d *= 2) {
+          all += shuffle_xor(all, d);
+        }
+        if (lane() < 4) {
+          shared.max[g] = max[t][j], shared.sum[g] = all;
+        }
+        KVMELD_UNROLL
+        for (index_t d = 0; d < Depth / 16; ++d) {
+          KVMELD_UNROLL
+          for (index_t e = 0; e < 2; ++e) {
+            shared.tiles.then[g * pitch + d * 16 + lane() / 4 + 8 * e] = out[d][t][j + 2 * e];
+          }
+        }
       }
-      if (lane() < 4) {
-        shared.max[g] = max[t][j], shared.sum[g] = all;
-      }
-      unrolled<Depth / 16, 2>([&](index_t d, index_t e) {
-        shared.tiles.then[g * pitch + d * 16 + lane() / 4 + 8 * e] = out[d][t][j + 2 * e];
-      });
-    });
+    }
   }
 };
 

@@ -166,10 +166,14 @@ KVMELD_DEVICE void attend_new_token(const attention_call<Scalar, Masses>& call,
   KVMELD_UNROLL
   for (index_t t = 0; t < Eights; ++t) {
     float x = 0;  // of query head lane / 4
-    unrolled<Depth / 16, 2>([&](index_t d, index_t j) {
-      const index_t i = d * 16 + j * 8 + lane() % 4 * 2;
-      x += i < call.cache.dim ? dot(q[t][d][j], load_pair(call.fresh.keys + row + i)) : 0.0F;
-    });
+    KVMELD_UNROLL
+    for (index_t d = 0; d < Depth / 16; ++d) {
+      KVMELD_UNROLL
+      for (index_t j = 0; j < 2; ++j) {
+        const index_t i = d * 16 + j * 8 + lane() % 4 * 2;
+        x += i < call.cache.dim ? dot(q[t][d][j], load_pair(call.fresh.keys + row + i)) : 0.0F;
+      }
+    }
     x = reduce_sum(x, 4);
     KVMELD_UNROLL
     for (index_t j = 0; j < 2; ++j) {
@@ -185,14 +189,18 @@ KVMELD_DEVICE void attend_new_token(const attention_call<Scalar, Masses>& call,
       sum[t][j] = lane() < 4 ? weights[t][j] : 0.0F;
     }
   }
-  unrolled<Depth / 16, 2>([&](index_t d, index_t e) {
-    const index_t i = d * 16 + lane() / 4 + 8 * e;
-    const float v = i < call.cache.dim ? to_float(call.fresh.values[row + i]) : 0.0F;
+  KVMELD_UNROLL
+  for (index_t d = 0; d < Depth / 16; ++d) {
     KVMELD_UNROLL
-    for (index_t t = 0; t < Eights; ++t) {
-      out[d][t][2 * e] = weights[t][0] * v, out[d][t][2 * e + 1] = weights[t][1] * v;
+    for (index_t e = 0; e < 2; ++e) {
+      const index_t i = d * 16 + lane() / 4 + 8 * e;
+      const float v = i < call.cache.dim ? to_float(call.fresh.values[row + i]) : 0.0F;
+      KVMELD_UNROLL
+      for (index_t t = 0; t < Eights; ++t) {
+        out[d][t][2 * e] = weights[t][0] * v, out[d][t][2 * e + 1] = weights[t][1] * v;
+      }
     }
-  });
+  }
 }
 
 }  // namespace kvmeld::cuda::detail

@@ -268,25 +268,29 @@ struct stream_columns {
   KVMELD_DEVICE void write(const kept& sums, index_t r0, index_t all_rows,
                            std::ptrdiff_t at) const {
     const index_t head = part_stride == 0 ? cache.head() : place_of_block();
-    unrolled<shape::row_tiles, 2>([&](index_t m, index_t i) {
-      const index_t r = r0 + shape::row(m, 2 * i);
-      if constexpr (of_queries) {
-        const float sum = sums.log_sum(m, i, cache.scale);
-        const auto place = grouped.at(r);
-        if (lane() % 4 == 0 && r < all_rows && place.i < queries.count) {
-          out[0][at + (std::ptrdiff_t{head} * cache.group + place.g) * queries.count + place.i] =
-              sum;
-        }
-      } else {
-        KVMELD_UNROLL
-        for (index_t k = 0; k < kept::numbers; ++k) {
-          const float x = sums.number(k, m, i);
-          if (lane() % 4 == 0 && r < all_rows && out[k] != nullptr) {
-            out[k][at + cache.slot(head, r)] = x / weights.share;
+    KVMELD_UNROLL
+    for (index_t m = 0; m < shape::row_tiles; ++m) {
+      KVMELD_UNROLL
+      for (index_t i = 0; i < 2; ++i) {
+        const index_t r = r0 + shape::row(m, 2 * i);
+        if constexpr (of_queries) {
+          const float sum = sums.log_sum(m, i, cache.scale);
+          const auto place = grouped.at(r);
+          if (lane() % 4 == 0 && r < all_rows && place.i < queries.count) {
+            out[0][at + (std::ptrdiff_t{head} * cache.group + place.g) * queries.count + place.i] =
+                sum;
+          }
+        } else {
+          KVMELD_UNROLL
+          for (index_t k = 0; k < kept::numbers; ++k) {
+            const float x = sums.number(k, m, i);
+            if (lane() % 4 == 0 && r < all_rows && out[k] != nullptr) {
+              out[k][at + cache.slot(head, r)] = x / weights.share;
+            }
           }
         }
       }
-    });
+    }
   }
 };
 

@@ -55,13 +55,17 @@ struct stream_sums {
   float guess[RowTiles][2], shift[RowTiles][2], more[RowTiles][2];
 
   KVMELD_DEVICE explicit stream_sums(float of_base) : base(of_base) {
-    unrolled<RowTiles, 2>([&](index_t m, index_t i) {
+    KVMELD_UNROLL
+    for (index_t m = 0; m < RowTiles; ++m) {
       KVMELD_UNROLL
-      for (index_t k = 0; k < numbers; ++k) {
-        sum[k][m][i] = What == measured::largest ? lowest_score : 0.0F;
+      for (index_t i = 0; i < 2; ++i) {
+        KVMELD_UNROLL
+        for (index_t k = 0; k < numbers; ++k) {
+          sum[k][m][i] = What == measured::largest ? lowest_score : 0.0F;
+        }
+        guess[m][i] = 0, shift[m][i] = -1e30F, more[m][i] = 0;
       }
-      guess[m][i] = 0, shift[m][i] = -1e30F, more[m][i] = 0;
-    });
+    }
   }
 
   /// Where weights of a tile's column `x` lie: a lane reads those of its columns by vectors, shift
@@ -127,8 +131,13 @@ struct stream_sums {
       if (ballot(!(all < 0x1p64F)) != 0) {
         look_again(x);
       }
-      unrolled<RowTiles, 2>(
-          [&](index_t m, index_t i) { sum[0][m][i] += more[m][i], more[m][i] = 0; });
+      KVMELD_UNROLL
+      for (index_t m = 0; m < RowTiles; ++m) {
+        KVMELD_UNROLL
+        for (index_t i = 0; i < 2; ++i) {
+          sum[0][m][i] += more[m][i], more[m][i] = 0;
+        }
+      }
     }
   }
 
@@ -149,28 +158,32 @@ struct stream_sums {
 
  private:
   KVMELD_DEVICE void look_again(const products& x) {
-    unrolled<RowTiles, 2>([&](index_t m, index_t i) {
-      const float before = shift[m][i];
-      float y = 0;
+    KVMELD_UNROLL
+    for (index_t m = 0; m < RowTiles; ++m) {
       KVMELD_UNROLL
-      for (index_t n = 0; n < ColumnTiles; ++n) {
+      for (index_t i = 0; i < 2; ++i) {
+        const float before = shift[m][i];
+        float y = 0;
         KVMELD_UNROLL
-        for (index_t e = 2 * i; e < 2 * i + 2; ++e) {
-          const float l = x[m][n][e] * base;
-          guess[m][i] = l > shift[m][i] ? x[m][n][e] : guess[m][i];
-          shift[m][i] = l > shift[m][i] ? l : shift[m][i];
+        for (index_t n = 0; n < ColumnTiles; ++n) {
+          KVMELD_UNROLL
+          for (index_t e = 2 * i; e < 2 * i + 2; ++e) {
+            const float l = x[m][n][e] * base;
+            guess[m][i] = l > shift[m][i] ? x[m][n][e] : guess[m][i];
+            shift[m][i] = l > shift[m][i] ? l : shift[m][i];
+          }
         }
-      }
-      KVMELD_UNROLL
-      for (index_t n = 0; n < ColumnTiles; ++n) {
         KVMELD_UNROLL
-        for (index_t e = 2 * i; e < 2 * i + 2; ++e) {
-          y += exp2_approx(multiply_add(x[m][n][e], base, -shift[m][i]));
+        for (index_t n = 0; n < ColumnTiles; ++n) {
+          KVMELD_UNROLL
+          for (index_t e = 2 * i; e < 2 * i + 2; ++e) {
+            y += exp2_approx(multiply_add(x[m][n][e], base, -shift[m][i]));
+          }
         }
+        sum[0][m][i] *= exp2_approx(before - shift[m][i]);
+        more[m][i] = y;
       }
-      sum[0][m][i] *= exp2_approx(before - shift[m][i]);
-      more[m][i] = y;
-    });
+    }
   }
 };
 
