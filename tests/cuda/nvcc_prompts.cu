@@ -16,7 +16,6 @@ struct every_kernel {
     lookahead(cache, query_rows<Scalar>{}, {}, static_cast<Scalar*>(nullptr), nullptr, stream);
     match(dot_similarity{}, cache, slots, slots, out, memory, stream);
     match(cosine_similarity{}, cache, slots, slots, out, memory, stream);
-    match(euclidean_similarity{}, cache, slots, slots, out, memory, stream);
   }
 };
 

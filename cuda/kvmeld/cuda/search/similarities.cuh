@@ -41,15 +41,6 @@ struct cosine_similarity {
     return score * a.number;
   }
 };
-/// −|a − b|²
-struct euclidean_similarity {
-  static constexpr bool norms = true;
-  KVMELD_DEVICE static float number(float square) { return square; }
-  KVMELD_DEVICE static float score(float ab, const key_facts& a, const key_facts& b) {
-    return 2 * ab - (a.number + b.number);
-  }
-  KVMELD_DEVICE static float similarity(float score, const key_facts&) { return score; }
-};
 
 /// −Ward's cost of making one of two, `m_a m_b / (m_a + m_b) · |a − b|²`; NaN costs most.
 struct ward_similarity {
