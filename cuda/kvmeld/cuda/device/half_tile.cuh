@@ -73,22 +73,30 @@ struct warp_sums {
                          const shared_array<T, M>& b, index_t b_at, index_t column0) {
     KVMELD_UNROLL
     for (index_t k = 0; k < Tile::depth / 16; ++k) {
-      matrices left[RowTiles], right[ColumnTiles / 2];
+      add_sixteen<Tile>(x, a, a_at, row0, b, b_at, column0, k);
+    }
+  }
+  /// ... over its elements `16 k ...` alone, to sums `x`.
+  template <class Tile, class T, index_t N, index_t M>
+  KVMELD_DEVICE static void add_sixteen(float (&x)[RowTiles][ColumnTiles][4],
+                                        const shared_array<T, N>& a, index_t a_at, index_t row0,
+                                        const shared_array<T, M>& b, index_t b_at, index_t column0,
+                                        index_t k) {
+    matrices left[RowTiles], right[ColumnTiles / 2];
+    KVMELD_UNROLL
+    for (index_t m = 0; m < RowTiles; ++m) {
+      left[m] = Tile::left(a, a_at, row0 + m * 16, k);
+    }
+    KVMELD_UNROLL
+    for (index_t n = 0; n < ColumnTiles / 2; ++n) {
+      right[n] = Tile::right(b, b_at, column0 + n * 16, k);
+    }
+    KVMELD_UNROLL
+    for (index_t n = 0; n < ColumnTiles; ++n) {
+      const unsigned columns[2] = {right[n / 2].of[n % 2 * 2], right[n / 2].of[n % 2 * 2 + 1]};
       KVMELD_UNROLL
       for (index_t m = 0; m < RowTiles; ++m) {
-        left[m] = Tile::left(a, a_at, row0 + m * 16, k);
-      }
-      KVMELD_UNROLL
-      for (index_t n = 0; n < ColumnTiles / 2; ++n) {
-        right[n] = Tile::right(b, b_at, column0 + n * 16, k);
-      }
-      KVMELD_UNROLL
-      for (index_t n = 0; n < ColumnTiles; ++n) {
-        const unsigned columns[2] = {right[n / 2].of[n % 2 * 2], right[n / 2].of[n % 2 * 2 + 1]};
-        KVMELD_UNROLL
-        for (index_t m = 0; m < RowTiles; ++m) {
-          mma_16x8x16<T>(x[m][n], left[m].of, columns);
-        }
+        mma_16x8x16<T>(x[m][n], left[m].of, columns);
       }
     }
   }

@@ -5,6 +5,7 @@
 
 #include <type_traits>  // std::is_same_v
 
+#include "kvmeld/cuda/device/half_tile.cuh"
 #include "kvmeld/cuda/memory/view.cuh"
 
 namespace kvmeld::cuda {
@@ -106,24 +107,9 @@ struct tile_shape {
   }
   KVMELD_DEVICE static void accumulate(row_array& a, column_array& b, index_t dim, products& x) {
     if constexpr (matrix) {
-      const index_t its = lane() / 4, pair = lane() % 4 * 2;  // a lane's rows are 8 apart
-      for (index_t k = 0; k < dim; k += 16) {
-        const index_t low = place(its, k) + pair, high = place(its, k + 8) + pair;
-        unsigned left[row_tiles][4];
-        KVMELD_UNROLL
-        for (index_t m = 0; m < row_tiles; ++m) {
-          const index_t at = (row(m, 0) - its) * Depth;
-          left[m][0] = a.pair(at + low), left[m][1] = a.pair(at + 8 * Depth + low);
-          left[m][2] = a.pair(at + high), left[m][3] = a.pair(at + 8 * Depth + high);
-        }
-        KVMELD_UNROLL
-        for (index_t n = 0; n < column_tiles; ++n) {
-          const unsigned right[2] = {b.pair(n * 8 * Depth + low), b.pair(n * 8 * Depth + high)};
-          KVMELD_UNROLL
-          for (index_t m = 0; m < row_tiles; ++m) {
-            mma_16x8x16<Scalar>(x[m][n], left[m], right);
-          }
-        }
+      for (index_t k = 0; k * 16 < dim; ++k) {
+        detail::warp_sums<row_tiles, column_tiles>::template add_sixteen<detail::half_tile<Depth>>(
+            x, a, 0, row(0, 0) - lane() / 4, b, 0, 0, k);
       }
     } else {
       for (index_t k = 0; k < dim; k += width) {

@@ -11,6 +11,8 @@ namespace kvmeld::cuda::detail {
 /// last one stays in shared memory. Eight warps: 2 × 16 columns of X, 4 × 32 of a tile's.
 struct substitute_back {
   using tile = ridge_system::tile;
+  using wide = half_tile<tile::side>;  // rows of a tile, and short ones
+  using narrow = half_tile<32>;
   static constexpr index_t threads = 256, resident = 2;
   static constexpr index_t columns = 32, rows = 32, stages = 4, pieces = tile::side / rows;
   static constexpr index_t part = rows * tile::side, solved_part = columns * rows;
@@ -89,14 +91,6 @@ struct substitute_back {
   KVMELD_DEVICE static index_t unknown(index_t n, index_t u) {
     return warp() % 4 * 32 + n * 8 + lane() % 4 * 2 + (u & 1);
   }
-  /// Where eight halfs lie, in rows of a tile and in short ones.
-  KVMELD_DEVICE static index_t in_tile(index_t r, index_t pack) {
-    return r * tile::side + (pack ^ (r & 7)) * 8;
-  }
-  KVMELD_DEVICE static index_t in_solved(index_t r, index_t pack) {
-    return r * rows + (pack ^ (r >> 1 & 3)) * 8;
-  }
-
   KVMELD_DEVICE void copy(shared_memory& shared, const place& of_piece, index_t h, index_t first,
                           index_t stage) const {
     const auto [i, j, piece] = of_piece;
@@ -107,14 +101,14 @@ struct substitute_back {
     for (index_t e0 = 0; e0 < 2 * rows * packs; e0 += threads) {
       const index_t e = e0 + thread_index(), half_of = e / (rows * packs);
       const index_t r = e / packs % rows, p = e % packs;
-      copy_async(shared.factor, (stage * 2 + half_of) * part + in_tile(r, p),
+      copy_async(shared.factor, (stage * 2 + half_of) * part + wide::place(r, p),
                  from + half_of * tile::size + r * tile::side + p * 8);
     }
     if (i > j + 1) {
       const index_t e = thread_index(), half_of = e / (columns * short_packs);
       const index_t r = e / short_packs % columns, p = e % short_packs;
       static_assert(threads == 2 * columns * short_packs);
-      copy_async(shared.solved, (stage * 2 + half_of) * solved_part + in_solved(r, p),
+      copy_async(shared.solved, (stage * 2 + half_of) * solved_part + narrow::place(r, p),
                  of.solved(h, first + r, i) + half_of * of.solution_low() + piece * rows + p * 8);
     }
   }
@@ -125,24 +119,20 @@ struct substitute_back {
     KVMELD_UNROLL
     for (index_t k = 0; k < rows / 16; ++k) {
       matrices left[2];
-      const index_t r = warp() / 4 * 16 + lane() % 16, pack = k * 2 + lane() / 16;
       KVMELD_UNROLL
       for (index_t half_of = 0; half_of < 2; ++half_of) {
-        left[half_of] =
-            latest ? load_matrices(shared.latest,
-                                   half_of * latest_part + in_tile(r, piece * (rows / 8) + pack))
-                   : load_matrices(shared.solved,
-                                   (stage * 2 + half_of) * solved_part + in_solved(r, pack));
+        left[half_of] = latest ? wide::left(shared.latest, half_of * latest_part, warp() / 4 * 16,
+                                            piece * (rows / 16) + k)
+                               : narrow::left(shared.solved, (stage * 2 + half_of) * solved_part,
+                                              warp() / 4 * 16, k);
       }
       KVMELD_UNROLL
       for (index_t pair = 0; pair < 2; ++pair) {
         matrices right[2];
-        const index_t deep = k * 16 + lane() % 16;
-        const index_t at = in_tile(deep, (warp() % 4 * 32 + pair * 16) / 8 + lane() / 16);
         KVMELD_UNROLL
         for (index_t half_of = 0; half_of < 2; ++half_of) {
-          right[half_of] =
-              load_matrices_transposed(shared.factor, (stage * 2 + half_of) * part + at);
+          right[half_of] = wide::right_of_columns(shared.factor, (stage * 2 + half_of) * part,
+                                                  warp() % 4 * 32 + pair * 16, k * 16);
         }
         KVMELD_UNROLL
         for (index_t n = 0; n < 2; ++n) {
@@ -165,7 +155,7 @@ struct substitute_back {
     for (index_t e0 = 0; e0 < 2 * columns * packs; e0 += threads) {
       const index_t e = e0 + thread_index(), half_of = e / (columns * packs);
       const index_t r = e / packs % columns, p = e % packs;
-      use(half_of * latest_part + in_tile(r, p), half_of, r, p);
+      use(half_of * latest_part + wide::place(r, p), half_of, r, p);
     }
   }
   /// What is left of Yᵀ, less the sums, becomes the latest.
@@ -214,7 +204,7 @@ struct substitute_back {
     for (index_t n = 0; n < 4; ++n) {
       KVMELD_UNROLL
       for (index_t u = 0; u < 4; u += 2) {
-        const index_t c = unknown(n, u), at = in_tile(column(u), c / 8) + c % 8;
+        const index_t c = unknown(n, u), at = wide::place(column(u), c / 8) + c % 8;
         const pair numbers = of_sums(at, sum[n][u], sum[n][u + 1]);
         const auto a = split_number::of(numbers.x), b = split_number::of(numbers.y);
         shared.latest[at] = a.high, shared.latest[at + 1] = b.high;
