@@ -112,6 +112,7 @@ inline constexpr float log2_e = 1.4426950408889634F, ln_2 = 0.6931471805599453F;
 KVMELD_DEVICE inline index_t block_y() { return static_cast<index_t>(block_index().y); }
 KVMELD_DEVICE inline index_t block_z() { return static_cast<index_t>(block_index().z); }
 KVMELD_DEVICE inline index_t grid_y() { return static_cast<index_t>(grid().y); }
+KVMELD_DEVICE inline index_t grid_z() { return static_cast<index_t>(grid().z); }
 /// Blocks along a grid, for `n` of something of which a block takes `each`.
 inline unsigned blocks_of(index_t n, index_t each = 1) {
   return static_cast<unsigned>((n + each - 1) / each);

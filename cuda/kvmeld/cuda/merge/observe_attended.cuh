@@ -36,7 +36,7 @@ struct step_logits {
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     let_next_start();
     const index_t h = cache.head(), cached = cache.length[h], group = cache.group;
-    const index_t place = place_of_block(), share = static_cast<index_t>(block_index().y);
+    const index_t place = place_of_block(), share = block_y();
     if (share == 0 && thread_index() < group) {
       const index_t g = place * group + thread_index();
       to.tickets[h] = 0, to.max[g] = from.log_sum_exp[g], to.sum[g] = 1;
@@ -51,8 +51,7 @@ struct step_logits {
       shared.queries[e] = i < cache.dim ? to_float(from.queries[row + i]) : 0.0F;
     }
     sync_block();
-    const slot_tile own = slot_tile::of(share, static_cast<index_t>(grid().y),
-                                        cached < cache.capacity ? cached + 1 : 0);
+    const slot_tile own = slot_tile::of(share, grid_y(), cached < cache.capacity ? cached + 1 : 0);
     sweep_tile<Scalar, threads>(own, cache.dim, [&](const tile_rows& rows) {
       for (index_t g = 0; g < group; g += heads) {
         write(shared, rows, h, cached, g, pitch);

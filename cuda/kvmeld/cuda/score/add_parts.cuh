@@ -20,7 +20,7 @@ struct take_log_sums {
   /// Grid: heads, stretches of `threads` queries of all members.
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t all = cache.group * queries.count;
-    const index_t i = static_cast<index_t>(block_index().y) * threads + thread_index();
+    const index_t i = block_y() * threads + thread_index();
     if (i < all) {
       const index_t g = i / queries.count, place = queries.place();
       const std::ptrdiff_t row =
@@ -49,7 +49,7 @@ struct combine_log_sums {
   /// Grid: heads, stretches of `threads` queries of all members.
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head(), all = cache.group * queries.count;
-    const index_t i = static_cast<index_t>(block_index().y) * threads + thread_index();
+    const index_t i = block_y() * threads + thread_index();
     if (i >= all || !queries.asks(h)) {
       return;
     }
@@ -84,7 +84,7 @@ struct add_parts {
   /// Grid: heads, stretches of `threads` slots.
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head();
-    const index_t s = static_cast<index_t>(block_index().y) * threads + thread_index();
+    const index_t s = block_y() * threads + thread_index();
     if (s >= cache.length[h] || !queries.asks(h)) {
       return;
     }

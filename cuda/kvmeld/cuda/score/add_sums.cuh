@@ -22,7 +22,7 @@ struct add_sums {
   /// Grid: heads, stretches of `threads` slots.
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head();
-    const index_t s = static_cast<index_t>(block_index().y) * threads + thread_index();
+    const index_t s = block_y() * threads + thread_index();
     if (s < cache.length[h]) {
       float& score = context_of(cache, state, h, 0).column(0, s);
       const auto age = static_cast<float>(aging == 1 ? 1 : power(aging, queries.own()));
@@ -42,9 +42,8 @@ void add_column_sums(const cache_view<Scalar>& cache, const state_view& state,
                 {.total = decays ? nullptr : sums, .decayed = decays ? sums : nullptr}, memory,
                 stream);
   using kernel = add_sums<Scalar>;
-  const index_t stretches = (cache.capacity + kernel::threads - 1) / kernel::threads;
   launch(kernel{cache, state, queries, sums, aging},
-         {cache.blocks(), static_cast<unsigned>(stretches)}, stream);
+         {cache.blocks(), blocks_of(cache.capacity, kernel::threads)}, stream);
 }
 
 }  // namespace kvmeld::cuda::detail

@@ -32,13 +32,13 @@ struct move_ahead {
   /// Grid: heads, query heads of one, any number of blocks that share the queries.
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head(), pairs = rope_params::pairs(cache.dim);
-    const auto g = static_cast<index_t>(block_index().y);
+    const auto g = block_y();
     const index_t seen = cache.next_position[h], all = queries.own(),
                   first = first_spread(all, blind), n = count < all - first ? count : all - first;
     Scalar* const rows =
         to + (std::ptrdiff_t{place_of_block()} * cache.group + g) * count * cache.dim;
-    const auto block = static_cast<index_t>(block_index().z);
-    const auto step = static_cast<index_t>(grid().z) * threads;
+    const auto block = block_z();
+    const auto step = grid_z() * threads;
     for (index_t e = block * threads + thread_index(); e < count * pairs; e += step) {
       const index_t i = e / pairs, p = e % pairs;
       // A shorter prompt has fewer, the last ones, before which its first is repeated.
@@ -81,7 +81,7 @@ void lookahead(const cache_view<Scalar>& cache, const query_rows<Scalar>& querie
           "cuda lookahead: expected queries, positions and an output, got null");
   launch(detail::move_ahead<Scalar>{cache, queries, rope, options.ahead, score::blind_queries,
                                     count, out, position},
-         {cache.blocks(), static_cast<unsigned>(cache.group)}, stream);
+         {cache.blocks(), blocks_of(cache.group)}, stream);
 }
 
 }  // namespace kvmeld::cuda

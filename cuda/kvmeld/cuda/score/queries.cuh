@@ -146,8 +146,8 @@ struct query_log_sums {
   /// Grid: heads, query heads of one, tiles of queries.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
-    const auto g = static_cast<index_t>(block_index().y);
-    const index_t i0 = static_cast<index_t>(block_index().z) * shape::rows;
+    const auto g = block_y();
+    const index_t i0 = block_z() * shape::rows;
     const index_t n = cache.length[h], next_position = cache.next_position[h];
     if (!queries.asks(h)) {
       return;

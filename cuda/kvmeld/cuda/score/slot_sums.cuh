@@ -42,7 +42,7 @@ struct slot_sums {
   /// Grid: heads, tiles of slots.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
-    const index_t s0 = static_cast<index_t>(block_index().y) * shape::rows;
+    const index_t s0 = block_y() * shape::rows;
     const index_t n = cache.length[h], next_position = cache.next_position[h];
     if (s0 >= n || !queries.asks(h)) {
       return;

@@ -59,8 +59,8 @@ struct stream_columns {
     if (r0 >= all_rows || !queries.asks(h)) {
       return;
     }
-    const auto part = static_cast<index_t>(block_index().z);
-    const auto parts = static_cast<index_t>(grid().z);
+    const auto part = block_z();
+    const auto parts = grid_z();
     const index_t next_position = cache.next_position[h];
     const auto keys = cache.keys.of(h);
     const index_t* const positions = cache.position_of(h);

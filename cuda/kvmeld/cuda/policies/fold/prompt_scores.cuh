@@ -52,9 +52,8 @@ struct join_log_sums {
 
   /// Grid: heads, query heads of one, stretches of `threads` queries.
   KVMELD_DEVICE void operator()(shared_memory&) const {
-    const index_t h = cache.head(), count = queries.count,
-                  i = static_cast<index_t>(block_index().z) * threads + thread_index();
-    const auto g = static_cast<index_t>(block_index().y);
+    const index_t h = cache.head(), count = queries.count, i = block_z() * threads + thread_index();
+    const auto g = block_y();
     if (planned[h] < 0 || i >= count) {
       return;
     }
@@ -82,7 +81,7 @@ struct weigh_largest {
   /// Grid: heads, stretches of `slots`.
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head(), n = cache.length[h];
-    const index_t s0 = static_cast<index_t>(block_index().y) * slots;
+    const index_t s0 = block_y() * slots;
     if (planned[h] < 0) {
       return;
     }
@@ -154,10 +153,7 @@ struct keep_scores {
 template <class Scalar>
 void score_prompt(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                   const query_rows<Scalar>& queries, const score_scratch& work, stream stream) {
-  const auto heads = cache.blocks(), group = static_cast<unsigned>(cache.group);
-  const auto shares = [](index_t n, index_t of) {
-    return static_cast<unsigned>((n + of - 1) / of);
-  };
+  const auto heads = cache.blocks(), group = blocks_of(cache.group);
   leverage_of_keys(cache, state, rule, budget{.slots = 0}, false, nullptr, work.planned,
                    work.leverage, stream);
   log_sums(cache, queries, work.measure, work.first, stream);
@@ -172,7 +168,7 @@ void score_prompt(const fold_rule& rule, const cache_view<Scalar>& cache, const 
                             queries.count,
                             rows,
                             nullptr},
-         {heads, group, shares(queries.count, queries_a_block)}, stream);
+         {heads, group, blocks_of(queries.count, queries_a_block)}, stream);
   const std::ptrdiff_t member = std::ptrdiff_t{queries.count} * cache.dim;
   const query_rows<Scalar> moved{rows, queries.count, cache.group * member, member, cache.dim};
   const auto seeing_all = [&](const query_rows<Scalar>& x) {
@@ -181,7 +177,7 @@ void score_prompt(const fold_rule& rule, const cache_view<Scalar>& cache, const 
   log_sums(cache, seeing_all(moved), work.measure, work.measure.log_sum_exp, stream);
   using join = join_log_sums<Scalar>;
   launch(join{cache, work.planned, work.first, work.measure.log_sum_exp, queries, work.both},
-         {heads, group, shares(queries.count, join::threads)}, stream);
+         {heads, group, blocks_of(queries.count, join::threads)}, stream);
 
   cache_view<Scalar> alone = cache;  // a member of the group is a group of its own
   alone.group = 1;
@@ -195,7 +191,7 @@ void score_prompt(const fold_rule& rule, const cache_view<Scalar>& cache, const 
   }
   using weigh = weigh_largest<Scalar>;
   launch(weigh{cache, work.planned, work.largest, work.score, cache.aligned()},
-         {heads, shares(cache.capacity, weigh::slots)}, stream);
+         {heads, blocks_of(cache.capacity, weigh::slots)}, stream);
   launch(keep_scores<Scalar>{cache, state, rule, work.planned, work.score, work.leverage.leverage,
                              queries},
          {heads}, stream);

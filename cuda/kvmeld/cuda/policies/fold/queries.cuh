@@ -64,7 +64,7 @@ struct foresee {
   /// Grid: heads, query heads of one.
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head();
-    const auto g = static_cast<index_t>(block_index().y);
+    const auto g = block_y();
     if (!of.asks(h)) {
       return;
     }
@@ -94,7 +94,7 @@ struct weigh_slots {
   /// Grid: heads, stretches of `threads` slots.
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head();
-    const index_t s = static_cast<index_t>(block_index().y) * threads + thread_index();
+    const index_t s = block_y() * threads + thread_index();
     if (queries.planned[h] < 0 || s >= cache.length[h]) {
       return;
     }
