@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What an engine with its own decode attention calls: steps that only observe, and pages to give
-// back.
+// What a serving engine calls: steps of its own attention, budgets that change, pages to give back.
 #include <catch2/catch.hpp>
 
 #include "cuda/step_parity.hpp"
@@ -63,6 +62,45 @@ TEST_CASE("a step of an engine's own attention is the library's") {
   CHECK(kv.columns.bytes() == columns);
 }
 
+TEST_CASE("budgets that change from step to step, on the device alone") {
+  const auto check = [](const auto& p, const budget& limit) {
+    const cache_case c{.heads = 3, .capacity = 45, .dim = 8, .group = 2};
+    policy_calls<std::decay_t<decltype(p)>, float>::check_steps(
+        p, c, {24, limit, 30, data::integers, 1, attends::kernels, true}, 1e-5, 431);
+  };
+  check(h2o{}, {24, 32});
+  check(zsmerge{.residual = 2}, {24, 32});
+  check(kvmerger{}, {24, 30});
+  device_cache<float> kv({.capacity = 41, .dim = 8}, {3, 3}, 1, {slot_reduce::sum});
+  budget device;
+  const float x = 0;
+  const auto step = [&](const head_budgets& limits) {
+    policy_calls<h2o, float>::step({}, kv.view(), kv.state, {&x, &x}, limits, {}, order());
+  };
+  CHECK_THROWS_WITH(step(head_budgets::within({20}, {41}, &device)),
+                    Catch::Contains("expected a target of 1 to 40 slots"));
+  CHECK_THROWS_WITH(step(head_budgets::within({20}, {19}, &device)),
+                    Catch::Contains("expected targets within 20 to at least as many"));
+  CHECK_THROWS_WITH(step(head_budgets::within({20}, {24}, nullptr)),
+                    Catch::Contains("expected the budgets on the device too, got null"));
+}
+
+/// An event of the test's own.
+struct count_event {
+#ifdef __CUDACC__
+  event of = [] {
+    event made{};
+    REQUIRE(cudaEventCreate(&made) == cudaSuccess);
+    return made;
+  }();
+#else
+  copied made;
+  event of = &made;
+  count_event() = default;
+  count_event(const count_event&) = delete;
+#endif
+};
+
 // Two tables for two heads each.
 TEST_CASE("pages in use are counted, and come to the host when it asks") {
   for (const index_t page : {1, 3, 7, 16, 41}) {
@@ -71,15 +109,9 @@ TEST_CASE("pages in use are counted, and come to the host when it asks") {
                              {0, 30, 0, 0}, 1);
       device_buffer<index_t> counts(2);
       index_t host[2] = {-1, -1};
-#ifdef __CUDACC__
-      event done{};
-      REQUIRE(cudaEventCreate(&done) == cudaSuccess);
-#else
-      copied made;
-      const event done = &made;
-#endif
-      free_pages(kv.view(), ahead, counts.data(), host, done, order());
-      while (!is_done(done)) {
+      count_event done;
+      free_pages(kv.view(), ahead, counts.data(), host, done.of, order());
+      while (!is_done(done.of)) {
 #ifndef __CUDACC__
         CHECK(host[1] == -1);
 #endif

@@ -4,11 +4,12 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/where.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>  // std::ranges::copy
+#include <cstddef>    // std::byte
 #include <map>
 #include <tuple>
 
@@ -33,7 +34,7 @@ const device_calls& calls_for(storage type) {
 }
 
 /// Numbers that kernels read beside tensors. A decode step's are those of the step before, and
-/// copied once.
+/// copied once, from pinned memory, which PyTorch keeps until the copy has ended: nothing waits.
 template <class T>
 const T* kept_on(at::Device device, void* stream, std::span<const T> x) {
   using key = std::tuple<at::DeviceIndex, void*, std::string>;
@@ -49,7 +50,10 @@ const T* kept_on(at::Device device, void* stream, std::span<const T> x) {
     }
     const auto size = static_cast<std::int64_t>(bytes);
     Tensor copy = at::empty({size}, at::TensorOptions(device).dtype(at::kByte));
-    copy.copy_(at::from_blob(std::get<2>(wanted).data(), {size}, at::kByte));
+    const Tensor host =
+        at::empty({size}, at::TensorOptions(at::kByte).pinned_memory(device.is_cuda()));
+    std::ranges::copy(std::as_bytes(x), static_cast<std::byte*>(host.mutable_data_ptr()));
+    copy.copy_(host, /*non_blocking=*/true);
     at = kept.emplace(std::move(wanted), std::move(copy)).first;
   }
   return reinterpret_cast<const T*>(at->second.const_data_ptr());

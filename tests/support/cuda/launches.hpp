@@ -34,6 +34,13 @@ struct extent {
   unsigned x = 1, y = 1, z = 1;
 };
 
+inline void wait_for_previous();
+
+namespace detail {
+template <class Part>
+bool is_idle(const Part& part);  // idle.cuh
+}
+
 namespace emulator {
 inline thread_local extent block_index, grid;
 inline thread_local index_t threads_that_waited;
@@ -73,7 +80,8 @@ void launch(const Kernel& kernel, extent blocks, stream order, bool early) {
     threads_that_waited = 0;
     late.undo();
     block(
-        Kernel::threads, random.state + b, [&kernel, &shared] { kernel(*shared); },
+        Kernel::threads, random.state + b,
+        [&kernel, &shared] { detail::is_idle(kernel) ? wait_for_previous() : kernel(*shared); },
         [&late] { late.redo(); })
         .run();
     if (early && threads_that_waited != Kernel::threads) {

@@ -28,6 +28,7 @@ struct stream_case {
   data kind;
   index_t apart;
   attends by = attends::kernels;
+  bool varies = false;  ///< budgets, from step to step
 };
 
 /// An engine's own attention: each head's new rows are written behind its slots, where there is
@@ -107,6 +108,9 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
         to[i] = to_float(device.host()[i]);
       }
     };
+    if (what.varies) {
+      budgets.vary(step);
+    }
     fill(fq, q, step % 5 == 3 ? 0.0F : 1.0F), fill(fk, k, 1), fill(fv, v, 1);
     fixtures::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
     const auto on = seed + static_cast<std::uint64_t>(step);

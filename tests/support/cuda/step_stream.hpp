@@ -34,6 +34,8 @@ struct device_stream {
   mirror<float> twin;
   device_buffer<unsigned char> memory;
   device_buffer<float> q, k, v, out;
+  device_buffer<index_t> list;    // of a graph: which heads, −1 for none
+  device_buffer<budget> budgets;  // ... and what they may hold
 
   device_stream(const Policy& p, const cache_case& c, const budget& b)
       : policy(p),
@@ -46,7 +48,9 @@ struct device_stream {
         q(static_cast<std::size_t>(c.heads * c.group * c.dim)),
         k(static_cast<std::size_t>(c.heads * c.dim)),
         v(k.size()),
-        out(q.size()) {}
+        out(q.size()),
+        list(static_cast<std::size_t>(c.heads)),
+        budgets(std::vector<budget>(list.size(), b)) {}
 
   /// The numbers of token `t`.
   void draw(index_t t) {
@@ -59,9 +63,10 @@ struct device_stream {
   }
   /// Whatever a workspace holds before a call means nothing.
   void scribble(index_t t) { memory.fill(t % 2 == 0 ? 0xff : 0x11); }
-  void step(const stream& on) {
-    policy_calls<Policy, float>::step(policy, twin.device.view(), twin.device.state, q.data(),
-                                      {k.data(), v.data()}, limit, out.data(),
+  void step(const stream& on) { step(on, twin.device.view(), limit); }
+  void step(const stream& on, const cache_view<float>& view, const head_budgets& limits) {
+    policy_calls<Policy, float>::step(policy, view, twin.device.state, q.data(),
+                                      {k.data(), v.data()}, limits, out.data(),
                                       {memory.data(), memory.size()}, on);
   }
   /// All that a step may change.
@@ -115,23 +120,36 @@ void check_stream(const Policy& p, const cache_case& c, const budget& limit) {
 }
 
 #ifdef __CUDACC__
-/// A step that was captured in a graph once is the step.
+/// A step that was captured in a graph once is the step, whichever heads run in it, and whatever
+/// budgets they have then.
 template <class Policy>
 void check_captured(const Policy& p, const cache_case& c, const budget& limit) {
   INFO(p.name() << " in a graph");
   device_stream<Policy> one(p, c, limit), again(p, c, limit);
+  budget least = limit;
+  least.slots -= limit.trigger > 0 ? 3 : 0;
+  const auto step = [&](device_stream<Policy>& x, const stream& on) {
+    x.step(on, x.twin.device.view().with_active(x.list.data(), c.heads),
+           head_budgets::within(least, limit, x.budgets.data()));
+  };
   const auto check = [](cudaError_t code) { REQUIRE(code == cudaSuccess); };
   cudaStream_t stream{};
   cudaGraph_t graph{};
   cudaGraphExec_t captured{};
   check(cudaStreamCreate(&stream));
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));  // refuses to synchronise
-  again.step(stream);
+  step(again, stream);
   check(cudaStreamEndCapture(stream, &graph));
   check(cudaGraphInstantiateWithFlags(&captured, graph, 0));
   for (index_t t = 0; t < 200; ++t) {
-    one.draw(t), again.draw(t);
-    one.step(order());
+    for (device_stream<Policy>* const x : {&one, &again}) {
+      x->draw(t);
+      for (index_t h = 0; h < c.heads; ++h) {
+        x->list[h] = (t + h) % 3 == 0 ? -1 : (t / 7 + h) % c.heads;
+        x->budgets[h].slots = limit.slots - (limit.trigger > 0 ? (t / 9 + h) % 4 : 0);
+      }
+    }
+    step(one, order());
     two_sides::before_call();
     check(cudaGraphLaunch(captured, stream));
   }

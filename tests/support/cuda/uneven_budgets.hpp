@@ -18,7 +18,20 @@ class uneven_budgets {
   const budget& operator[](index_t h) const { return host_[static_cast<std::size_t>(h)]; }
   std::span<const budget> host() const { return host_; }
   head_budgets limits() {
-    return apart_ == 0 ? head_budgets(host_.front()) : head_budgets(host_, device_.data());
+    return varied_       ? head_budgets::within(least_, most_, device_.data())
+           : apart_ == 0 ? head_budgets(host_.front())
+                         : head_budgets(host_, device_.data());
+  }
+  /// Between steps: up to three slots fewer, of every head another number.
+  void vary(index_t step) {
+    if (!varied_) {
+      varied_ = true, given_ = host_, most_ = host_.front(), least_ = host_.back();
+      least_.slots -= 3;
+    }
+    for (std::size_t h = 0; h < host_.size(); ++h) {
+      const auto fewer = static_cast<index_t>((static_cast<std::size_t>(step) / 5 + h) % 4);
+      host_[h].slots = device_.host()[h].slots = given_[h].slots - fewer;
+    }
   }
 
  private:
@@ -32,7 +45,9 @@ class uneven_budgets {
   }
 
   index_t apart_;
-  std::vector<budget> host_;
+  bool varied_ = false;
+  budget least_, most_;
+  std::vector<budget> host_, given_;
   device_buffer<budget> device_;
 };
 

@@ -153,3 +153,5 @@ KVMELD_DEVICE void unrolled(Use use) {
 }
 
 }  // namespace kvmeld::cuda
+
+#include "kvmeld/cuda/device/idle.cuh"

@@ -58,10 +58,16 @@ constexpr bool is_roomy() {
   return false;
 }
 
+template <class Part>
+__device__ bool is_idle(const Part& part);  // idle.cuh
+
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::threads, resident_blocks<Kernel>())
     run(const __grid_constant__ Kernel kernel) {
   extern __shared__ uint4 memory[];
+  if (is_idle(kernel)) {
+    return wait_for_previous();
+  }
   kernel(*reinterpret_cast<typename Kernel::shared_memory*>(memory));
 }
 

@@ -18,19 +18,27 @@ class head_budgets {
  public:
   head_budgets() = default;
   head_budgets(const budget& of_all)  // NOLINT: as on the CPU, a budget is one for all
-      : all_(of_all), least_(of_all.slots) {}
+      : bounds_{of_all, of_all} {}
   /// `host [heads]`, and the same numbers in device memory. A target there that is not between the
   /// smallest and the largest of the host's is taken as the nearer of these. `host` is read by
   /// calls alone, until they return.
   head_budgets(std::span<const budget> host, const budget* device)
       : host_(host), device_(device), each_(true) {
     for (const budget& x : host) {
-      all_.slots = std::max(all_.slots, x.slots);
-      least_ = &x == host.data() ? x.slots : std::min(least_, x.slots);
+      bounds_[1].slots = std::max(bounds_[1].slots, x.slots);
+      bounds_[0].slots = &x == host.data() ? x.slots : std::min(bounds_[0].slots, x.slots);
     }
   }
+  /// Budgets `device [heads]` that change between replays of a graph, with targets within those of
+  /// two that are checked: any of them has a trigger of its own where these have.
+  static head_budgets within(const budget& least, const budget& most, const budget* device) {
+    head_budgets x;
+    x.bounds_[0] = least, x.bounds_[1] = most, x.device_ = device, x.each_ = true;
+    x.within_ = true;
+    return x;
+  }
 
-  index_t most_target() const { return all_.slots; }
+  index_t most_target() const { return bounds_[1].slots; }
   /// Is every trigger its target + 1?
   bool one_by_one() const {
     const auto checked = host();
@@ -40,7 +48,7 @@ class head_budgets {
   /// The same targets, whatever the triggers are.
   head_budgets without_triggers() const {
     head_budgets x = *this;
-    x.all_.trigger = 0, x.triggers_ = false;
+    x.bounds_[0].trigger = x.bounds_[1].trigger = 0, x.triggers_ = false;
     return x;
   }
   /// The same budgets in a step of which the host knows that no head reaches its trigger: no plan
@@ -54,9 +62,13 @@ class head_budgets {
   /// Refuses budgets that are not as many as heads; then `check_one(budget)` of each.
   template <class CheckOne>
   void check(index_t heads, const char* what, CheckOne check_one) const {
-    if (each_) {
+    if (each_ && !within_) {
       expects(host_.size() == static_cast<std::size_t>(heads), what, ": expected ", heads,
               " budgets (one per head), got ", host_.size());
+    }
+    expects(!within_ || bounds_[0].slots <= bounds_[1].slots, what, ": expected targets within ",
+            bounds_[0].slots, " to at least as many slots, got ", bounds_[1].slots);
+    if (each_) {
       expects(heads == 0 || device_ != nullptr, what,
               ": expected the budgets on the device too, got null");
     }
@@ -68,21 +80,23 @@ class head_budgets {
   /// Of head `h`.
   KVMELD_DEVICE budget of(index_t h) const {
     if (!each_) {
-      return all_;
+      return bounds_[1];
     }
     const budget x = device_[h];
-    const index_t target = x.slots < all_.slots ? x.slots : all_.slots;
-    return {target > least_ ? target : least_, triggers_ ? x.trigger : 0};
+    const index_t least = bounds_[0].slots, most = bounds_[1].slots,
+                  target = x.slots < most ? x.slots : most;
+    return {target > least ? target : least, triggers_ ? x.trigger : 0};
   }
 
  private:
-  std::span<const budget> host() const { return each_ ? host_ : std::span(&all_, 1); }
+  std::span<const budget> host() const {
+    return within_ ? std::span(bounds_) : each_ ? host_ : std::span(bounds_).first(1);
+  }
 
-  budget all_;  // `each_`: the largest target
-  index_t least_ = 0;
+  budget bounds_[2];  // of the smallest and of the largest target
   std::span<const budget> host_;
   const budget* device_ = nullptr;
-  bool each_ = false, triggers_ = true, none_due_ = false;
+  bool each_ = false, within_ = false, triggers_ = true, none_due_ = false;
 };
 
 /// What calls take: `{.slots = 205}`, or `head_budgets`.

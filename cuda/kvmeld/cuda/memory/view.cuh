@@ -48,9 +48,9 @@ struct cache_view {
   /// long as calls are made. Null: a model without rotation.
   const attention_spec* spec = nullptr;
 
-  /// `[active_count]` heads on the device, each once, that calls run; null: all. Others stay as
-  /// they are. Queries, new tokens and outputs are by place in the list; everything else is by
-  /// head.
+  /// `[active_count]` heads on the device, each once, that calls run, −1 for none: a graph is
+  /// captured with places for the most; null: all. Others stay as they are. Queries, new tokens and
+  /// outputs are by place in the list; everything else is by head.
   const index_t* active = nullptr;
   index_t active_count = 0;
 
