@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What a serving engine calls: steps of its own attention, budgets that change, pages to give back.
+// What a serving engine calls: steps of its own attention, budgets that change, pages to give back;
+// and a small engine that does.
 #include <catch2/catch.hpp>
 
+#include "cuda/small_engine.hpp"
 #include "cuda/step_parity.hpp"
 #include "kvmeld/cuda/free_pages.cuh"
 #include "kvmeld/cuda/policies/d2o.cuh"
@@ -85,22 +87,6 @@ TEST_CASE("budgets that change from step to step, on the device alone") {
                     Catch::Contains("expected the budgets on the device too, got null"));
 }
 
-/// An event of the test's own.
-struct count_event {
-#ifdef __CUDACC__
-  event of = [] {
-    event made{};
-    REQUIRE(cudaEventCreate(&made) == cudaSuccess);
-    return made;
-  }();
-#else
-  copied made;
-  event of = &made;
-  count_event() = default;
-  count_event(const count_event&) = delete;
-#endif
-};
-
 // Two tables for two heads each.
 TEST_CASE("pages in use are counted, and come to the host when it asks") {
   for (const index_t page : {1, 3, 7, 16, 41}) {
@@ -130,6 +116,65 @@ TEST_CASE("pages in use are counted, and come to the host when it asks") {
   view.values.slots = 5;
   CHECK_THROWS_WITH(free_pages(view, 0, &count, &count, {}, order()),
                     Catch::Contains("keys and values in pages of one size, got others"));
+}
+
+/// LAW: a request that is served among others, in pages that change, is what it is alone.
+template <class Policy>
+void check_engine(const Policy& p, const budget& limit) {
+  INFO(p.name());
+  const index_t lengths[] = {30, 22, 45}, steps[] = {15, 15, 9};
+  const auto run = [](engine<Policy>& e, const std::vector<index_t>& who, index_t count) {
+    for (index_t t = 0; t < count; ++t) {
+      e.step(who);
+    }
+  };
+  engine<Policy> all(p, limit);
+  all.prompt({{0, 30}, {1, 22}});
+  run(all, {0, 1}, 6);
+  all.take_counts(true);
+  CHECK(all.pool.size() < 12);  // pages of 45 tokens
+  all.preempt(1);
+  all.prompt({{2, 45}});
+  all.resume();
+  run(all, {2, 1, 0}, 9);
+  CHECK(all.pool.size() + static_cast<std::size_t>(all.held[0] + all.held[1] + all.held[2]) ==
+        all.in_pool);
+  for (index_t r = 0; r < 3; ++r) {
+    engine<Policy> alone(p, limit);
+    alone.prompt({{r, lengths[r]}});
+    run(alone, {r}, steps[r]);
+    const auto &a = all.out[static_cast<std::size_t>(r)],
+               &b = alone.out[static_cast<std::size_t>(r)];
+    REQUIRE(a.size() == b.size());
+    double worst = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      worst = worse(worst, std::abs(double{a[i]} - double{b[i]}));
+    }
+    CHECK(worst <= 2e-3);
+    bool same = true;
+    for (index_t h = 2 * r; h < 2 * r + 2; ++h) {
+      same = same && all.length[h] == alone.length[h];
+      for (index_t s = 0; s < alone.length[h]; ++s) {
+        const index_t at = h * all.of_table * all.page + s;
+        same = same && all.position[at] == alone.position[at];
+      }
+    }
+    CHECK(same);
+  }
+  CHECK((all.keys.intact() && all.values.intact() && all.table.intact() && all.work.intact()));
+}
+
+TEST_CASE("an engine of three requests, one of them preempted") {
+  check_engine(streaming_llm{}, {20, 24});
+  check_engine(h2o{}, {20});
+  check_engine(tova{}, {20, 24});
+  check_engine(snapkv{.window = 6}, {20, 24});
+  check_engine(zsmerge{.residual = 2}, {20});
+  check_engine(d2o{}, {20});
+  check_engine(keepkv{}, {20, 24});
+  check_engine(kvmerger{}, {20, 24});
+  check_engine(ems{.window = 6}, {20});
+  check_engine(fold{.recent = 4, .decode = {.queries = 4, .stride = 2}}, {20, 24});
 }
 
 }  // namespace
