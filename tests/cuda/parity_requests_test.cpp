@@ -200,6 +200,56 @@ TEST_CASE("a step that is told that no head is due is the same") {
   check_none_due(fold{.recent = 4, .decode = {.queries = 4, .stride = 2}});
 }
 
+/// LAW: tokens that are accepted are so many steps, and others were never there.
+template <class Policy>
+void check_accepted(const Policy& p) {
+  INFO(p.name());
+  constexpr index_t tokens = 3;
+  const std::vector<index_t> all{0, 1, 2, 3}, accepted{2, 0, 3, 1};
+  server<Policy> one(p), again(p);
+  for (server<Policy>* const x : {&one, &again}) {
+    x->fill(all, 0), x->compress(x->kv.view());
+  }
+  device_buffer<float> q(tokens * one.q.size()), k(tokens * one.k.size()), v(k.size()),
+      out(q.size(), 0);
+  device_buffer<index_t> counts(accepted), list(all);
+  for (std::size_t t = 0; t < tokens; ++t) {
+    one.fill(all, static_cast<index_t>(t) + 1);
+    std::copy_n(one.q.host(), one.q.size(), q.host() + t * one.q.size());
+    std::copy_n(one.k.host(), one.k.size(), k.host() + t * one.k.size());
+    std::copy_n(one.v.host(), one.v.size(), v.host() + t * one.v.size());
+  }
+  policy_calls<Policy, float>::accept(p, again.kv.view(), again.state, q.data(),
+                                      {k.data(), v.data()}, tokens, counts.data(),
+                                      again.budgets.limits(), out.data(), list.data(),
+                                      {again.work.data(), again.work.size()}, order());
+  bool same = true;
+  for (index_t t = 0; t < tokens; ++t) {
+    std::vector<index_t> some;
+    std::copy_if(all.begin(), all.end(), std::back_inserter(some),
+                 [&](index_t h) { return accepted[static_cast<std::size_t>(h)] > t; });
+    device_buffer<index_t> of_some(some);
+    one.fill(some, t + 1);
+    const auto view = one.kv.view();
+    one.step(view.with_active(of_some.data(), static_cast<index_t>(some.size())));
+    const index_t n = four.group * four.dim;
+    for (index_t i = 0; i < static_cast<index_t>(some.size()); ++i) {
+      const float* const to = std::as_const(out).host() + (t * 4 + some[as_size(i)]) * n;
+      same = same && std::equal(to, to + n, std::as_const(one.out).host() + i * n);
+    }
+  }
+  CHECK(same);
+  CHECK(one.held() == again.held());
+  CHECK((list.intact() && out.intact() && again.work.intact()));
+}
+
+TEST_CASE("drafted tokens that are accepted are so many steps") {
+  check_accepted(h2o{});
+  check_accepted(d2o{});
+  check_accepted(ems{.window = 6});
+  check_accepted(fold{.recent = 4, .decode = {.queries = 4, .stride = 2}});
+}
+
 TEST_CASE("a list of more heads than there are is refused") {
   server<h2o> x(h2o{});
   device_buffer<index_t> list(std::vector<index_t>{0, 1, 2, 3, 0});

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kvmeld/cuda/accept.cuh"
 #include "kvmeld/cuda/compress.cuh"
 #include "kvmeld/cuda/observe.cuh"
 #include "kvmeld/cuda/step.cuh"
@@ -44,6 +45,10 @@ struct policy_calls {
   static void step(const Policy& p, const cache_view<Scalar>& cache, const state_view& state,
                    const step_attention<Scalar>& attended, const head_budgets& limits,
                    workspace memory, const stream& on);
+  static void accept(const Policy& p, const cache_view<Scalar>& cache, const state_view& state,
+                     const Scalar* queries, const new_tokens<Scalar>& drafted, index_t tokens,
+                     const index_t* accepted, const head_budgets& limits, Scalar* out,
+                     index_t* list, workspace memory, const stream& on);
 
   /// prompt_parity.hpp
   static void check_compress(const Policy& p, cache_case c, const prompt_case& what,
@@ -85,6 +90,16 @@ void policy_calls<Policy, Scalar>::step(const Policy& p, const cache_view<Scalar
                                         const head_budgets& limits, workspace memory,
                                         const stream& on) {
   cuda::step(p, cache, state, attended, limits, memory, on);
+}
+
+template <class Policy, class Scalar>
+void policy_calls<Policy, Scalar>::accept(const Policy& p, const cache_view<Scalar>& cache,
+                                          const state_view& state, const Scalar* queries,
+                                          const new_tokens<Scalar>& drafted, index_t tokens,
+                                          const index_t* accepted, const head_budgets& limits,
+                                          Scalar* out, index_t* list, workspace memory,
+                                          const stream& on) {
+  cuda::accept(p, cache, state, queries, drafted, tokens, accepted, limits, out, list, memory, on);
 }
 
 #ifndef __CUDACC__  // nvcc compiles each test with what it calls, on more cores
