@@ -96,7 +96,7 @@ TEST_CASE("queries that are refused were not observed, and compress knows", "[ob
     one head{example.policy};
     head.append(50);
     const auto& p = example.policy;
-    const bool takes = p.uses_attention() || p.uses_queries();
+    const bool takes = p.uses_attention() || p.prompt_use().needs_queries();
     CHECK(head.refuses("got null", [&] {
       observe(p, head.kv.head(0), head.state[0], kvmeld::query_view<float>{nullptr, 4});
     }) == takes);

@@ -61,6 +61,7 @@ struct head {
   fold_memory memory = {};    // fold
   query_memory moments = {};  // expected_attention
   int value_dim = 0;          // 0: dim
+  int prompt = 0;             // random: tokens that had come when the latest prompt ended
 
   std::size_t values() const { return static_cast<std::size_t>(value_dim > 0 ? value_dim : dim); }
 };

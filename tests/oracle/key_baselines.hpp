@@ -9,18 +9,23 @@
 namespace oracle {
 
 /// Sinks, the last `window`, and of the rest those with the highest unit_random(seed, position).
+/// pin_prompt (the baseline of decode benchmarks, arXiv 2609.03430, 2606.03928): tokens of prompts
+/// rank above all that were decoded. A prompt above the budget is sampled itself.
 struct random_tokens {
   int sinks = 4;
   int window = 32;
   std::uint64_t seed = 0;
+  bool pin_prompt = false;
 
   void evict_to(head& h, int target) const {
     vec score;
-    for (const slot& s : h.slots) score.push_back(unit_random(seed, s.position));
+    for (const slot& s : h.slots)
+      score.push_back(unit_random(seed, s.position) + (s.position < h.prompt ? 1 : 0));
     evict(h, protected_slots(h, sinks, window), score, target, exact);
   }
   void observe(head&, const mat&, int) const {}
   void prompt(head& h, const tensor&, const std::vector<int>&, int target) const {
+    if (pin_prompt) h.prompt = h.next;
     evict_to(h, target);
   }
   mat step(head& h, const mat& q, const vec& k, const vec& v, int target, int trigger = 0) const {

@@ -45,6 +45,13 @@ TEST_CASE("random_tokens is its oracle", "[oracle]") {
   agree_in_16_bits(kvmeld::random_tokens{}, oracle::random_tokens{});
 }
 
+TEST_CASE("random_tokens that pins prompts is its oracle", "[oracle]") {
+  for (const auto& s : settings) {  // prompts below the budget, above it, of one token
+    agree(kvmeld::random_tokens{.window = 8, .prompt = true},
+          oracle::random_tokens{.window = 8, .pin_prompt = true}, s);
+  }
+}
+
 TEST_CASE("random_tokens is a uniform sample, another for another seed", "[random]") {
   const auto kept = [](std::uint64_t seed) {
     const kvmeld::random_tokens policy{.sinks = 0, .window = 0, .seed = seed};

@@ -138,7 +138,7 @@ TEST_CASE("what is not finite in one head changes no bit of the others", "[error
             }
             // A step refuses each such number, and so does all else where the cache checks.
             const auto& p = example.policy;
-            const bool queried = p.uses_attention() || p.uses_queries();
+            const bool queried = p.uses_attention() || p.prompt_use().needs_queries();
             const bool comes = late ? p.supports_decode() : where != place::query || queried;
             CHECK((with.refused > 0 || !comes || !(late || check)));
           }

@@ -262,7 +262,8 @@ TEST_CASE("a prompt's queries and those of steps are counted once", "[laws]") {
     auto kv = fixtures::random_cache(40, 8, 2, 48);
     auto state = fixtures::make_state(policy, kv);
     fixtures::compress(policy, kv, state, fixtures::queries(40, 2, 8).view(), budget{32});
-    const bool shown = traits::uses_attention(policy) || traits::uses_queries(policy);
+    const bool shown =
+        traits::uses_attention(policy) || traits::prompt_use_of(policy).needs_queries();
     CHECK(state[0].observed() == (shown ? 40 : 0));
     std::vector<float> out(16);
     for (index_t t = 1; policy.supports_decode() && t <= 3; ++t) {

@@ -165,6 +165,7 @@ TEST_CASE("the smallest budgets are what the policies protect, and a slot to spa
                                                    {"fold", 4 + 2 + 2},
                                                    {"fold by scores", 4 + 8 + 2},
                                                    {"random", 4 + 8 + 1},
+                                                   {"random prompt", 4 + 8 + 1},
                                                    {"tova", 4 + 1},
                                                    {"roco", 4 + 10 + 1},
                                                    {"scissorhands", 4 + 10 + 1},
@@ -173,7 +174,8 @@ TEST_CASE("the smallest budgets are what the policies protect, and a slot to spa
                                                    {"expected_attention", 4 + 1},
                                                    {"centroids", 4 + 8 + 1},
                                                    {"compactor", 4 + 4 + 1},
-                                                   {"cam", 4 + 1}};
+                                                   {"cam", 4 + 1},
+                                                   {"dropkv", 4 + 8 + 1}};
   for (const auto& example : every_policy()) {
     INFO(example.name);
     if (example.policy.evicts()) {

@@ -46,6 +46,7 @@ inline std::vector<example> every_policy() {
       {"fold", fold{}, 4, true, false},
       {"fold by scores", by_scores, 4, true, false},
       {"random", random_tokens{.window = 8}},
+      {"random prompt", random_tokens{.window = 8, .prompt = true}},
       {"tova", tova{}, 4, true, true, true, 0},
       {"roco", roco{}},
       {"scissorhands", scissorhands{}, 4, true, false},

@@ -42,13 +42,19 @@ void expect_state(const P& p, const head_ref& head, const head_state& state) {
           state.slot_stats(), " columns and ", state.memory().size(), " floats");
 }
 
+/// Does the policy take anything of reference queries?
+template <policy P>
+bool measures(const P& p) {
+  return traits::uses_attention(p) || traits::uses_queries(p) || traits::prompt_use_of(p).observes;
+}
+
 /// Queries of one head as a policy gets them: finite, where the cache checks for it. Of heads of
 /// several lengths that are given equally many, the first lie before position 0 and see nothing;
 /// `compressor::prompt` refuses more than there are tokens.
 template <policy P, class Query>
 void expect_queries(const char* expected, const P& p, const head_ref& head,
                     const query_view<Query>& queries) {
-  if (queries.count == 0 || !(traits::uses_attention(p) || traits::uses_queries(p))) {
+  if (queries.count == 0 || !measures(p)) {
     return;
   }
   expects(queries.data != nullptr, expected, ", got null");
@@ -73,8 +79,9 @@ void check_compress(const P& p, const head_ref& head, const head_state& state, c
   check(p, b, head.capacity());
   detail::expect_policy(p, state);
   if (head.length() > b.slots && traits::evicts(p)) {
-    expects(!traits::uses_attention(p) || queries || state.observed() > 0, p.name(),
-            ": expected reference queries or observed attention");
+    expects(!(traits::uses_attention(p) || traits::prompt_use_of(p).observes) || queries ||
+                state.observed() > 0,
+            p.name(), ": expected reference queries or observed attention");
     expects(!traits::uses_queries(p) || traits::supports_decode(p) || queries, p.name(),
             ": expected reference queries");
   }
@@ -144,7 +151,7 @@ template <policy P, class Query>
 void observe(const P& p, const head_ref& head, head_state& state,
              const query_view<Query>& queries) {
   expects(queries.count >= 0, "observe: expected at least 0 queries, got ", queries.count);
-  const bool measured = queries.count > 0 && (traits::uses_attention(p) || traits::uses_queries(p));
+  const bool measured = queries.count > 0 && detail::measures(p);
   detail::expect_policy(p, state);
   detail::expect_queries("observe: expected finite queries", p, head, queries);
   detail::undo unless_done(state);

@@ -8,27 +8,43 @@ namespace kvmeld::inline v0 {
 
 /// Random tokens: the floor. A method that does not beat it is not worth its cost.
 ///   score   none: chance, the same for the same seed and position
-///   select  sinks and the last W tokens, then a uniform sample of the rest
+///   select  sinks and the last W tokens, then a uniform sample of the rest; `prompt`: of prompts'
+///           tokens first (the baseline of decode benchmarks, arXiv 2609.03430 and 2606.03928)
 ///   match   none: the others are evicted
 struct random_tokens {
   index_t sinks = 4;
   index_t window = 32;
   std::uint64_t seed = 0;
+  bool prompt = false;  ///< do prompts' tokens stay before all decoded ones?
 
   static constexpr std::string_view name() { return "random"; }
   static void parameters(auto& p, auto f) {
-    f("sinks", p.sinks), f("window", p.window), f("seed", p.seed);
+    f("sinks", p.sinks), f("window", p.window), f("seed", p.seed), f("prompt", p.prompt);
   }
+  std::size_t memory(index_t, index_t, index_t) const {
+    return prompt ? 1 : 0;
+  }  // tokens that had come when the latest prompt ended
+  kvmeld::prompt_use prompt_use() const { return {.observes = prompt}; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "tokens in the window", window, 0);
   }
 
+  /// Of a prompt's queries, only where they end.
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>&) const {
+    if (prompt) {
+      state.memory()[0] = static_cast<float>(head.next_position());
+    }
+  }
+
   protection protects(const kv_head auto&, index_t) const {
     return {.sinks = sinks, .recent = window};
   }
-  double score(const kv_head auto& head, const head_state&, index_t slot) const {
-    return double{detail::unit_random(seed, head.position(slot))};
+  double score(const kv_head auto& head, const head_state& state, index_t slot) const {
+    const index_t at = head.position(slot);
+    const double chance{detail::unit_random(seed, at)};
+    return prompt && static_cast<float>(at) < state.memory()[0] ? 1 + chance : chance;
   }
 };
 
