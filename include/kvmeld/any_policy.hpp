@@ -14,6 +14,7 @@
 #include "kvmeld/policies/centroids.hpp"
 #include "kvmeld/policies/compactor.hpp"
 #include "kvmeld/policies/d2o.hpp"
+#include "kvmeld/policies/dropkv.hpp"
 #include "kvmeld/policies/ems.hpp"
 #include "kvmeld/policies/expected_attention.hpp"
 #include "kvmeld/policies/fold.hpp"
@@ -148,7 +149,7 @@ class basic_any_policy {
 using any_policy =
     basic_any_policy<full_cache, streaming_llm, h2o, snapkv, zsmerge, d2o, kvmerger, ems, keepkv,
                      attention_matching, kvzip, fold, random_tokens, tova, roco, scissorhands, r_kv,
-                     key_diff, expected_attention, centroids, compactor, cam>;
+                     key_diff, expected_attention, centroids, compactor, cam, dropkv>;
 
 static_assert(policy<any_policy>);
 
@@ -176,6 +177,7 @@ extern template class hooks<expected_attention>;
 extern template class hooks<centroids>;
 extern template class hooks<compactor>;
 extern template class hooks<cam>;
+extern template class hooks<dropkv>;
 extern template void attend(const head_ref&, const log_mass_of&, const float*, float*,
                             std::span<float>, std::span<float>, fused_similarity*);
 extern template void column_scores(const head_ref&, const query_view<float>&, const column_options&,

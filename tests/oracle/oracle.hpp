@@ -8,6 +8,7 @@
 #include "oracle/budgets.hpp"
 #include "oracle/compare.hpp"
 #include "oracle/d2o.hpp"
+#include "oracle/dropkv.hpp"
 #include "oracle/ems.hpp"
 #include "oracle/fold.hpp"
 #include "oracle/keepkv.hpp"

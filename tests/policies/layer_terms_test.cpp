@@ -36,10 +36,12 @@ TEST_CASE("policies that evict by what is no logit are their oracles, whatever a
   }
 }
 
-TEST_CASE("kvzip of a prompt's own queries is its oracle, whatever a layer's terms",
+TEST_CASE("policies for prompts alone are their oracles, whatever a layer's terms",
           "[oracle][terms]") {
   for (const layer_terms& terms : evicted_terms) {
     agree(kvmeld::kvzip{}, oracle::kvzip{},
+          {.tokens = 90, .dim = 8, .group = 2, .target = 40, .steps = 0, .terms = terms});
+    agree(kvmeld::dropkv{.window = 8}, oracle::dropkv{.window = 8},
           {.tokens = 90, .dim = 8, .group = 2, .target = 40, .steps = 0, .terms = terms});
   }
 }

@@ -56,6 +56,7 @@ inline std::vector<example> every_policy() {
       {"centroids", centroids{.window = 8}},
       {"compactor", compactor{}, 4, true, false},
       {"cam", cam{}, 4, false},
+      {"dropkv", dropkv{.window = 8}},
   };
 }
 

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>  // std::fill
+#include <limits>     // std::numeric_limits
+#include <vector>
+
+#include "kvmeld/policies/policy.hpp"
+#include "kvmeld/score/column_scores.hpp"
+
+namespace kvmeld::inline v0 {
+
+/// DropKV (OpenReview MqfNzH3TVH): what the eviction of each slot alone does to the outputs.
+///   score   s_j = Σ_i (p_ij / (1 − p_ij))² ‖v_j − o_i‖² over the last W queries and the group's
+///           heads, which is ‖o_i without j − o_i‖²; averaged over K neighbours in position, zeros
+///           beyond the ends
+///   select  sinks and the last W tokens, then the top of the rest by s
+///   match   none: the others are evicted
+/// Prompt only. A slot that leaves a query nothing ranks highest.
+struct dropkv {
+  index_t window = 32;
+  index_t sinks = 4;   ///< first tokens that are never evicted (the authors: 0)
+  index_t kernel = 7;  ///< of the pooling; 1: none
+
+  static constexpr std::string_view name() { return "dropkv"; }
+  static void parameters(auto& p, auto f) {
+    f("window", p.window), f("sinks", p.sinks), f("kernel", p.kernel);
+  }
+  static constexpr bool supports_decode = false;
+  static constexpr std::array<slot_stat, 1> slot_stats() { return {}; }
+  kvmeld::prompt_use prompt_use() const { return {.observes = true, .reach = window - 1}; }
+  void validate() const {
+    search::expect_count(name(), "queries in the window", window, 1);
+    search::expect_count(name(), "sinks", sinks, 0);
+    expects(kernel > 0 && kernel % 2 == 1, "dropkv: expected an odd kernel, got ", kernel);
+  }
+
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+    using row_map = Eigen::Map<Eigen::ArrayXd>;
+    const index_t n = head.length(), dim = head.value_dim();
+    // In double: 1 − p and v − o are differences of near numbers where one slot has all attention.
+    std::vector<float> value(as_size(dim));
+    std::vector<double> values(as_size(n, dim)), changed(as_size(n));
+    const auto v = [&](index_t s) { return row_map(values.data() + std::ptrdiff_t{s} * dim, dim); };
+    for (index_t s = 0; s < n; ++s) {
+      to_floats(head.value(s), dim, value.data());
+      v(s) = Eigen::Map<const Eigen::ArrayXf>(value.data(), dim).template cast<double>();
+    }
+    const auto last = queries.reference(window);
+    score::query_blocks block(head, last);
+    Eigen::ArrayXd out(dim);
+    block.each([&] {
+      const index_t slots = block.visible();
+      block.multiply(slots);
+      for (index_t r = 0; r < block.rows(); ++r) {
+        const auto sink = block.sink(r);
+        const auto all = block.exponentials(r, slots, block.position(r), sink);
+        const auto mass = block.row_of(r, slots);
+        double sum = sink.max == sink.nothing ? 0 : double{sink.below(all.max)};
+        out.setZero();
+        for (index_t s = 0; s < slots; ++s) {
+          sum += double{mass[s]};
+          out += double{mass[s]} * v(s);
+        }
+        for (index_t s = 0; s < slots; ++s) {
+          if (const double own{mass[s]}, rest = sum - own; rest <= 0) {
+            changed[as_size(s)] += own > 0 ? std::numeric_limits<double>::infinity() : 0;
+          } else if (own > 0) {
+            changed[as_size(s)] += (own / rest) * (own / rest) * (v(s) - out / sum).square().sum();
+          }
+        }
+      }
+    });
+    const auto s = state.column(0);
+    std::transform(changed.begin(), changed.end(), s.begin(),
+                   [](double x) { return static_cast<float>(x); });
+    score::average_pool(
+        head, [](index_t) { return true; }, kernel, true, s);
+  }
+
+  protection protects(const kv_head auto&, index_t) const {
+    return {.sinks = sinks, .recent = window};
+  }
+  float score(const kv_head auto&, const head_state& state, index_t slot) const {
+    return state.column(0)[as_size(slot)];
+  }
+};
+
+}  // namespace kvmeld::inline v0
