@@ -47,6 +47,16 @@ TEST_CASE("a policy is made of its name and the parameters that are given", "[ma
         -2.5F);
 }
 
+TEST_CASE("what folds is made of its scorer's name and parameters", "[make_policy]") {
+  const auto p = inside<kvmeld::any_massfold>(make_policy("tova+massfold:sinks=2"));
+  CHECK(p.name() == "tova+massfold");
+  CHECK(p.min_budget() == 3);
+  CHECK(inside<kvmeld::any_massfold>(make_policy("kvzip+massfold")).name() == "kvzip+massfold");
+  CHECK(kvmeld::massfold{kvmeld::h2o{}}.name() == "h2o+massfold");
+  refuses("snapkv+massfold, got 'key_diff+massfold'", "key_diff+massfold");
+  refuses("tova+massfold: expected one of sinks, got 'window'", "tova+massfold:window=3");
+}
+
 TEST_CASE("every policy is found by its name, and each of its parameters by its own",
           "[make_policy]") {
   for (const any_policy& p : any_policy::every()) {

@@ -26,18 +26,18 @@ any_policy named_policy::measuring() const {
 query_source source_of(const any_policy& policy) {
   using planned = kvmeld::prompt_use::planned;
   const planned plans = policy.prompt_use().plans;
-  return policy.name() == kvmeld::kvzip::name() ? query_source::replay
-         : plans == planned::lookahead          ? query_source::lookahead
-         : plans == planned::spread             ? query_source::spread
-                                                : query_source::own;
+  return scored_as(policy) == kvmeld::kvzip::name() ? query_source::replay
+         : plans == planned::lookahead              ? query_source::lookahead
+         : plans == planned::spread                 ? query_source::spread
+                                                    : query_source::own;
 }
 
 namespace {
 
 /// A policy as its name alone says.
 named_policy by_itself(const any_policy& p) {
-  const bool shares = p.name() == kvmeld::fold::name() || p.name() == kvmeld::kvzip::name() ||
-                      p.name() == kvmeld::kvmerger::name();
+  const bool shares = p.name() == kvmeld::fold::name() || p.name() == kvmeld::kvmerger::name() ||
+                      scored_as(p) == kvmeld::kvzip::name();
   return {.name = std::string(p.name()),
           .policy = p,
           .queries = source_of(p),
@@ -81,6 +81,9 @@ void set_division(named_policy& p, const std::string& word) {
                   "--policies: +" + word + ": expected a policy that scores slots, got " + p.name);
 }
 
+/// No division, but part of a policy's name.
+constexpr std::string_view fold_suffix = "+massfold";
+
 /// What `word` has from `sign` on, which is taken off.
 std::string cut(std::string& word, std::size_t at) {
   const std::string tail = word.substr(std::min(at, word.size()));
@@ -115,11 +118,13 @@ std::vector<std::string> split(const std::string& list, char by) {
 
 named_policy parse_policy(const std::string& word) {
   std::string spec = word;
-  const std::string storage = cut(spec, spec.find('/')), source = cut(spec, spec.find('@')),
-                    division = cut(spec, spec.rfind('+'));
-  const std::string name = spec.substr(0, spec.find(':'));
+  const std::string storage = cut(spec, spec.find('/')), source = cut(spec, spec.find('@'));
+  const std::size_t last = spec.rfind('+');
+  const bool folds = last != spec.npos && spec.compare(last, fold_suffix.size(), fold_suffix) == 0;
+  const std::string division = folds ? "" : cut(spec, last);
+  const std::string name = spec.substr(0, spec.find(':')), scorer = name.substr(0, name.find('+'));
   const auto known = any_policy::every();
-  if (std::ranges::find(known, name, &any_policy::name) == known.end()) {
+  if (std::ranges::find(known, scorer, &any_policy::name) == known.end()) {
     std::vector<std::string> names;
     for (const named_policy& p : all_policies()) {
       names.push_back(p.name);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /// The policies that are compared, as the command line names them: `h2o`, `snapkv@lookahead`,
 /// `fold:share=0.4,ridge=0/q8_0`, in general
-/// `name[:parameter=value,...][+division][@source[:queries]][/storage]`.
+/// `name[+massfold][:parameter=value,...][+division][@source[:queries]][/storage]`.
 #pragma once
 
 #include <stdexcept>
@@ -68,6 +68,11 @@ struct replay_words {
   std::vector<int> skipped = {};  ///< a prompt's beginning that is not read again: of a chat's turn
 };
 
+/// The policy that scores: of one that folds, the one inside.
+inline std::string_view scored_as(const any_policy& policy) {
+  return policy.name().substr(0, policy.name().find('+'));
+}
+
 struct named_policy {
   std::string name;
   any_policy policy;
@@ -83,7 +88,7 @@ struct named_policy {
   /// Does it observe all of a second reading with its keys, as KVzip, and not some of its queries?
   bool observes_replay() const {
     return queries == query_source::replay && queries_taken == 0 &&
-           policy.name() == kvmeld::kvzip::name();
+           scored_as(policy) == kvmeld::kvzip::name();
   }
 };
 

@@ -25,6 +25,7 @@
 #include "kvmeld/policies/key_diff.hpp"
 #include "kvmeld/policies/kvmerger.hpp"
 #include "kvmeld/policies/kvzip.hpp"
+#include "kvmeld/policies/massfold.hpp"
 #include "kvmeld/policies/r_kv.hpp"
 #include "kvmeld/policies/random_tokens.hpp"
 #include "kvmeld/policies/roco.hpp"
@@ -47,6 +48,9 @@ class basic_any_policy {
   requires(std::same_as<P, Policies> || ...)
       basic_any_policy(P p)  // NOLINT: a policy is one of the alternatives
       : policy_(std::move(p)) {}
+
+  /// The first, with its default parameters.
+  basic_any_policy() = default;
 
   /// One of each, with its default parameters.
   static std::vector<basic_any_policy> every() { return {Policies{}...}; }
@@ -145,11 +149,14 @@ class basic_any_policy {
   std::variant<Policies...> policy_;
 };
 
+/// massfold on the policies that it goes with, by name: "snapkv+massfold".
+using any_massfold = massfold<basic_any_policy<snapkv, dropkv, h2o, tova, kvzip>>;
+
 /// Every policy of the library.
 using any_policy =
     basic_any_policy<full_cache, streaming_llm, h2o, snapkv, zsmerge, d2o, kvmerger, ems, keepkv,
                      attention_matching, kvzip, fold, random_tokens, tova, roco, scissorhands, r_kv,
-                     key_diff, expected_attention, centroids, compactor, cam, dropkv>;
+                     key_diff, expected_attention, centroids, compactor, cam, dropkv, any_massfold>;
 
 static_assert(policy<any_policy>);
 
@@ -178,6 +185,7 @@ extern template class hooks<centroids>;
 extern template class hooks<compactor>;
 extern template class hooks<cam>;
 extern template class hooks<dropkv>;
+extern template class hooks<any_massfold>;
 extern template void attend(const head_ref&, const log_mass_of&, const float*, float*,
                             std::span<float>, std::span<float>, fused_similarity*);
 extern template void column_scores(const head_ref&, const query_view<float>&, const column_options&,

@@ -97,8 +97,15 @@ Any make_policy(std::string_view text) {
   const std::string_view name = text.substr(0, text.find(':'));
   std::string known;
   auto all = Any::every();
+  const auto is_named = [&](auto& p) {
+    if constexpr (requires { p.choose(name); }) {
+      return p.choose(name);
+    } else {
+      return p.name() == name;
+    }
+  };
   for (Any& p : all) {
-    if (p.name() == name) {
+    if (p.visit(is_named)) {
       std::string_view rest = text.substr(std::min(name.size() + 1, text.size()));
       while (!rest.empty()) {
         const std::string_view one = rest.substr(0, rest.find(','));

@@ -17,6 +17,7 @@
 #include "oracle/linear.hpp"
 #include "oracle/lookahead.hpp"
 #include "oracle/lookahead_max.hpp"
+#include "oracle/massfold.hpp"
 #include "oracle/match.hpp"
 #include "oracle/nnls.hpp"
 #include "oracle/plan.hpp"

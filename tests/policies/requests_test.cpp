@@ -175,7 +175,8 @@ TEST_CASE("the smallest budgets are what the policies protect, and a slot to spa
                                                    {"centroids", 4 + 8 + 1},
                                                    {"compactor", 4 + 4 + 1},
                                                    {"cam", 4 + 1},
-                                                   {"dropkv", 4 + 8 + 1}};
+                                                   {"dropkv", 4 + 8 + 1},
+                                                   {"massfold", 4 + 8 + 1}};
   for (const auto& example : every_policy()) {
     INFO(example.name);
     if (example.policy.evicts()) {

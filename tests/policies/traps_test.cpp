@@ -233,6 +233,7 @@ TEST_CASE("trap: a window larger than the budget", "[traps]") {
                                    any_policy(kvmerger{.sinks = 20}),
                                    any_policy(cam{.sinks = 20}),
                                    any_policy(dropkv{.window = 20}),
+                                   any_policy(any_massfold{h2o{.sinks = 20}}),
                                    any_policy(tova{.sinks = 20}),
                                    any_policy(expected_attention{.sinks = 20}),
                                    any_policy(ems{.window = 20})}) {

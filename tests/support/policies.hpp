@@ -57,6 +57,7 @@ inline std::vector<example> every_policy() {
       {"compactor", compactor{}, 4, true, false},
       {"cam", cam{}, 4, false},
       {"dropkv", dropkv{.window = 8}},
+      {"massfold", any_massfold{snapkv{.window = 8}}, 4, false},
   };
 }
 

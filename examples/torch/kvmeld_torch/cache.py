@@ -61,7 +61,7 @@ class Cache(TransformersCache):
         replay: bool = True,
         group: dist.ProcessGroup | None = None,
     ):
-        name = policy.partition(":")[0]
+        name = policy.partition(":")[0].partition("+")[0]  # "kvzip+massfold" is scored as kvzip
         if not budget > 0 or (budget > 1 and budget != int(budget)):
             raise ValueError(f"Cache: expected a budget of a share up to 1 or of whole slots, got {budget}")
         divide = divide or ("scores" if name in _SHARED else "even")

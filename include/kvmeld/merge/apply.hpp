@@ -40,7 +40,9 @@ inline void merge_into_anchor(const head_ref& head, head_state& state,
                               std::span<const float> delta_v = {}) {
   const auto merge = [&](index_t dim, float merge_source::*weight, std::span<const float> delta,
                          auto row_of) {
-    if (sources.size() > 1 || sources.front().*weight != 1.0F ||
+    const auto others = sources.subspan(1);
+    if (sources.front().*weight != 1.0F ||
+        std::ranges::any_of(others, [&](const merge_source& e) { return e.*weight != 0.0F; }) ||
         std::ranges::any_of(delta, [](float x) { return x != 0.0F; })) {
       merge_rows(dim, sources, weight, delta, row_of);
     }

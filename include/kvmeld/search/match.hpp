@@ -246,10 +246,11 @@ near_slot nearest_by_cosine(const kv_head auto& head, index_t c,
   return best;
 }
 
-/// Every slot that `work.marks` does not keep goes to the kept one most similar to it: into
-/// `work.row_of` (a kept slot: itself; none kept: -1). The cosines `[length]` come back; they
-/// lie in `work.numbers`. `work.order`: the slots that are not kept.
-std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& work) {
+/// Every slot that `work.marks` does not keep goes to the kept one most similar to it, of those for
+/// which `takes(s)`: into `work.row_of` (a kept slot: itself; none: -1). The cosines `[length]`
+/// come back; they lie in `work.numbers`. `work.order`: the slots that are not kept.
+template <class Takes>
+std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& work, Takes takes) {
   const auto n = as_size(head.length());
   auto& numbers = work.numbers;
   numbers.resize(std::max(numbers.size(), n + cosine_floats));
@@ -260,10 +261,13 @@ std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& w
   work.order.clear();
   const auto kept = [&](index_t s) { return work.marks[s] != 0; };
   std::ranges::remove_copy_if(work.row_of, std::back_inserter(work.order), kept);
-  nearest_by_cosine(head, work.order, kept, cosine.data() + n, [&](index_t s, near_slot to) {
-    work.row_of[s] = to.slot, cosine[as_size(s)] = to.cosine;
-  });
+  nearest_by_cosine(
+      head, work.order, [&](index_t s) { return kept(s) && takes(s); }, cosine.data() + n,
+      [&](index_t s, near_slot to) { work.row_of[s] = to.slot, cosine[as_size(s)] = to.cosine; });
   return cosine;
+}
+std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& work) {
+  return match_by_cosine(head, work, [](index_t) { return true; });
 }
 
 }  // namespace search

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>  // std::clamp
+#include <array>
+#include <cmath>  // std::log1p
+#include <limits>
+#include <vector>
+
+#include "kvmeld/policies/hooks.hpp"
+#include "kvmeld/search/match.hpp"
+
+namespace kvmeld::inline v0 {
+
+namespace detail {
+
+/// What a folding policy's name ends with.
+inline constexpr std::string_view massfold_suffix = "+massfold";
+
+template <class P>
+inline constexpr auto massfold_name = [] {
+  std::array<char, P::name().size() + massfold_suffix.size()> name{};
+  std::ranges::copy(massfold_suffix, std::ranges::copy(P::name(), name.begin()).out);
+  return name;
+}();
+
+/// `f` is called with a policy, or with the one inside it.
+template <class P>
+decltype(auto) with_policy(P& p, const auto& f) {
+  if constexpr (chosen_at_run_time<std::remove_const_t<P>>) {
+    return p.visit(f);
+  } else {
+    return f(p);
+  }
+}
+
+}  // namespace detail
+
+/// massfold (jg-codes 2026, github.com/jg-codes/kvfold) on any policy that evicts by a score of at
+/// least 0, which it is but for what becomes of the others:
+///   match   j goes to the kept slot i of largest cos(k_i, k_j) that is no sink
+///   merge   w_j = exp(ln s_j − ln s_i), v_i ← (v_i + Σ w_j v_j)/(1 + Σ w_j),
+///           β_i ← β_i + ln(1 + Σ w_j); keys stay
+/// A slot that is protected has the largest score of those that compete, so that no w exceeds 1.
+/// Merges while decoding are ours: what has merged is scored by all that it stands for.
+template <policy P>
+struct massfold {
+  P scorer = {};
+
+  std::string_view name() const {
+    return detail::with_policy(scorer, []<class Q>(const Q&) {
+      constexpr auto& name = detail::massfold_name<Q>;
+      return std::string_view(name.data(), name.size());
+    });
+  }
+  static void parameters(auto& p, auto f) {
+    detail::with_policy(p.scorer, [&](auto& one) { one.parameters(one, f); });
+  }
+  /// Becomes the policy of that name, with its default parameters, if it is one of several.
+  bool choose(std::string_view full_name) requires detail::chosen_at_run_time<P> {
+    for (const P& one : P::every()) {
+      if (const massfold found{one}; found.name() == full_name) {
+        *this = found;
+        return true;
+      }
+    }
+    return false;
+  }
+
+  attention_support supports() const {
+    attention_support can = traits::supports(scorer);
+    can.alibi = can.one_memory = false;
+    return can;
+  }
+  std::vector<slot_stat> slot_stats() const { return traits::slot_stats(scorer); }
+  std::size_t memory(index_t dim, index_t group, index_t capacity) const {
+    return traits::memory(scorer, dim, group, capacity);
+  }
+  bool accepts(index_t target) const { return traits::accepts(scorer, target); }
+  index_t min_budget() const { return traits::min_budget(scorer); }
+  void validate() const { traits::validate(scorer); }
+  group_combine combine() const { return traits::combine(scorer); }
+  bool supports_decode() const { return traits::supports_decode(scorer); }
+  bool uses_attention() const { return traits::uses_attention(scorer); }
+  observation_needs needs() const { return traits::observation_needs_of(scorer); }
+  kvmeld::prompt_use prompt_use() const { return traits::prompt_use_of(scorer); }
+  void observe(const kv_head auto& head, head_state& state, const observation& seen) const {
+    hooks(scorer).observe(head, state, seen);
+  }
+  template <class T>
+  void observe(const kv_head auto& head, head_state& state, const query_view<T>& seen) const {
+    hooks(scorer).observe(head, state, seen);
+  }
+
+  void plan(const head_ref& head, const head_state& state, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    detail::with_policy(scorer, [&]<class Q>(const Q& p) {
+      static_assert(detail::scores_slots<const Q> && !detail::makes_plans<const Q>,
+                    "kvmeld: massfold: expected a policy with a score and no plan of its own");
+      const protection kept = detail::protection_of(p, head, target);
+      fold(head, target, kept, detail::score_of(p, head, state), work, out);
+    });
+  }
+
+ private:
+  template <class Score>
+  void fold(const head_ref& head, index_t target, const protection& kept, Score score,
+            slot_scratch& work, merge_plan& out) const {
+    const auto is_protected = protected_slots(head, kept);
+    search::select(head.length(), target, is_protected, score, work);
+    search::match_by_cosine(head, work, [&](index_t s) { return head.position(s) >= kept.sinks; });
+    // NaN has rank −∞, and the least score there is.
+    const auto level = [&](index_t s) {
+      const auto own = static_cast<float>(score(s));
+      expects(own >= 0 || own == lowest_score, name(), ": expected scores of at least 0, got ", own,
+              " for slot ", s);
+      return std::clamp(own, 1e-30F, std::numeric_limits<float>::max());
+    };
+    float most = 0;
+    for (index_t s = 0; s < head.length(); ++s) {
+      most = is_protected(s) ? most : std::max(most, level(s));
+    }
+    merge::write_rows(head, work, out, [&](std::span<const index_t> members) {
+      const index_t anchor = members[0];
+      const float own = is_protected(anchor) ? most : level(anchor);
+      float sum = 0;
+      for (const index_t s : members.subspan(1)) {
+        sum += level(s) / own;
+      }
+      out.add({anchor, 1, 1 / (1 + sum)});
+      for (const index_t s : members.subspan(1)) {
+        out.add({s, 0, level(s) / own / (1 + sum)});
+      }
+      return head.log_mass(anchor) + std::log1p(sum);
+    });
+  }
+};
+
+}  // namespace kvmeld::inline v0

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+// massfold on policies that evict: against its oracle, and what it leaves as it is.
+#include "kvmeld/policies/massfold.hpp"
+
+#include <catch2/catch.hpp>
+
+#include "support/agree.hpp"
+
+using fixtures::agree;
+using fixtures::index_t;
+using kvmeld::any_massfold;
+using kvmeld::budget;
+
+TEST_CASE("massfold is its oracle", "[oracle]") {
+  const auto cumulative = [](const oracle::slot& s) { return s.score; };
+  const auto windowed = [](const oracle::slot& s) { return s.past + s.current; };
+  for (const auto& s : fixtures::settings) {
+    if (s.dim == 1) {
+      continue;  // cosines of 1 or -1: rounding decides
+    }
+    const int recent = oracle::share(0.25, s.target);
+    agree(any_massfold{kvmeld::h2o{.recent = 0.25F}},
+          oracle::massfold<oracle::h2o>{.inner = {}, .recent = recent, .score = cumulative}, s);
+    agree(any_massfold{kvmeld::snapkv{.window = 8, .sinks = 0}},
+          oracle::massfold<oracle::snapkv>{.inner = {.window = 8, .pool_window = true},
+                                           .sinks = 0,
+                                           .recent = 8,
+                                           .score = windowed},
+          s);
+  }
+  agree<Eigen::half>(any_massfold{kvmeld::h2o{}},
+                     oracle::massfold<oracle::h2o>{.inner = {}, .recent = 20, .score = cumulative},
+                     {80, 16, 2, 40, 0}, 1e-2);
+}
+
+TEST_CASE("massfold keeps its scorer's slots, and their keys to the bit", "[massfold]") {
+  const kvmeld::cache_options in_bytes{
+      .capacity = 100, .keys = kvmeld::storage::q8_0, .values = kvmeld::storage::q8_0};
+  kvmeld::cache kv({.kv_heads = 1, .key_dim = 32}, in_bytes);
+  kv.append(kv.heads(0, 0), fixtures::normal(100 * 32), fixtures::normal(100 * 32), 100);
+  const auto q = fixtures::normal(100 * 32);
+  kvmeld::cache plain = kv;
+  const auto compress = [&](kvmeld::cache& to, const kvmeld::any_policy& policy) {
+    auto state = kvmeld::make_head_state(policy, to.head(0));
+    kvmeld::workspace work;
+    kvmeld::observe(policy, to.head(0), state, kvmeld::prompt_queries(q.data(), 100, 1, 1, 32));
+    kvmeld::compress(policy, to.head(0), state, work, {.slots = 30});
+  };
+  compress(kv, any_massfold{kvmeld::h2o{}});
+  compress(plain, kvmeld::h2o{});
+  REQUIRE(kv.head(0).length() == 30);
+  const auto key_of = [](kvmeld::cache& of, index_t s) {
+    std::vector<float> key(32);
+    kvmeld::to_floats(of.head(0).key(s), 32, key.data());
+    return key;
+  };
+  index_t heavier = 0;
+  for (index_t s = 0; s < 30; ++s) {
+    CHECK(kv.head(0).position(s) == plain.head(0).position(s));
+    CHECK(key_of(kv, s) == key_of(plain, s));
+    heavier += kv.head(0).log_mass(s) > 0 ? 1 : 0;
+    CHECK((kv.head(0).position(s) >= 4 || kv.head(0).log_mass(s) == 0));
+  }
+  CHECK(heavier > 10);
+}
+
+TEST_CASE("massfold refuses scores that have no logarithm", "[massfold][errors]") {
+  struct negative {
+    static constexpr std::string_view name() { return "negative"; }
+    float score(const kvmeld::head_ref&, const kvmeld::head_state&, index_t) const { return -1; }
+  };
+  auto kv = fixtures::random_cache(60, 4, 1);
+  const kvmeld::massfold<negative> policy;
+  auto state = fixtures::make_state(policy, kv);
+  CHECK_THROWS_WITH(fixtures::compress(policy, kv, state, kvmeld::no_queries, budget{20}),
+                    Catch::Contains("negative+massfold: expected scores of at least 0, got -1"));
+  CHECK(kv.head(0).length() == 60);
+}
