@@ -70,6 +70,7 @@ void extend(const decoder& model, record& r, std::span<const int> tokens, logits
     layer.q.conservativeResize(before + count, Eigen::Index{c.heads} * c.dim);
     layer.k.conservativeResize(before + count, Eigen::Index{c.kv_heads} * c.dim);
     layer.v.conservativeResize(before + count, Eigen::Index{c.kv_heads} * c.dim);
+    layer.hidden_norm.conservativeResize(before + count, 1);
   }
   r.logits.resize(kept == logits_of::all ? count : 1, c.vocab);
   decoder::scratch scratch;
@@ -81,6 +82,7 @@ void extend(const decoder& model, record& r, std::span<const int> tokens, logits
       l.q.middleRows(first, rows) = q;
       l.k.middleRows(first, rows) = k;
       l.v.middleRows(first, rows) = v;
+      l.hidden_norm.middleRows(first, rows) = scratch.normed.rowwise().norm();
       out = causal_attention(q, l.k.topRows(first + rows), l.v.topRows(first + rows),
                              c.attention(layer), static_cast<index_t>(first));
       if (streams != nullptr) {

@@ -20,9 +20,9 @@ row_major_matrix causal_attention(const matrix_view& q, const matrix_view& k, co
                                   const kvmeld::attention_spec& spec, index_t first);
 
 /// What one layer's attention saw: rotated `q [tokens, heads * dim]` and `k [tokens, kv_heads *
-/// dim]`, `v` likewise.
+/// dim]`, `v` likewise, and the norms `[tokens, 1]` of what these were made of.
 struct layer_record {
-  row_major_matrix q, k, v;
+  row_major_matrix q, k, v, hidden_norm = {};
 };
 
 struct record {

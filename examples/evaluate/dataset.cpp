@@ -81,7 +81,7 @@ needle_case read_needle(const engine::decoder& model, std::span<const named_poli
                 .value = std::move(text.value),
                 .bin = text.bin};
   for (auto& layer : r.layers) {
-    for (row_major_matrix* m : {&layer.q, &layer.k, &layer.v}) {
+    for (row_major_matrix* m : {&layer.q, &layer.k, &layer.v, &layer.hidden_norm}) {
       m->conservativeResize(shared, Eigen::NoChange);
     }
   }

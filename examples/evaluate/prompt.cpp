@@ -68,11 +68,31 @@ std::shared_ptr<const kvmeld::reference_queries> reference_of(
   return shared(kvmeld::lookahead(kv, own, {.count = count(256), .ahead = p.ahead}));
 }
 
+/// `policy` for KV head `h` of a layer: with what `output` has of its query heads, if it takes
+/// that.
+any_policy with_output(any_policy policy, const row_major_matrix& output, const kvmeld::cache& kv,
+                       index_t h) {
+  const auto set = [&](auto& p) {
+    if constexpr (requires { p.output; }) {
+      const auto columns = Eigen::Index{kv.spec().group} * kv.spec().key_dim;
+      p.output = {output.data() + h * columns, static_cast<index_t>(output.rows()), output.cols()};
+    }
+  };
+  policy.visit([&](auto& p) {
+    if constexpr (requires { p.scorer; }) {
+      p.scorer.visit(set);
+    } else {
+      set(p);
+    }
+  });
+  return policy;
+}
+
 /// Each part of a second reading of a layer is appended after the prompt, observed and taken away
-/// again.
+/// again. `output [hidden, heads · dim]`: the layer's projection.
 void observe_replay(const any_policy& policy, const engine::config& shape, kvmeld::cache& kv,
                     std::span<kvmeld::head_state> heads, const engine::layer_record& again,
-                    std::span<const index_t> parts) {
+                    std::span<const index_t> parts, const row_major_matrix& output) {
   const index_t tokens = kv.head(0).length();
   index_t begin = 0;
   for (const index_t rows : parts) {
@@ -80,9 +100,10 @@ void observe_replay(const any_policy& policy, const engine::config& shape, kvmel
     auto queries = queries_of(shape, again.q);
     queries.data += begin * queries.row;
     queries.count = rows;
+    queries.hidden_norm = again.hidden_norm.data() + begin;
     for (index_t h = 0; h < kv.heads(); ++h) {
       auto& state = heads[as_size(h)];
-      kvmeld::observe(policy, kv.head(h), state, queries.of(h));
+      kvmeld::observe(with_output(policy, output, kv, h), kv.head(h), state, queries.of(h));
       kv.head(h).restore(tokens, tokens);
       state.truncate(tokens);
     }
@@ -122,7 +143,7 @@ measured_prompt measure(const named_policy& p, const engine::config& shape, cons
     }
     if (replays) {
       observe_replay(policy, shape, kv, std::span(m.heads).last(as_size(kv.heads())),
-                     again.layers[l], again.parts);
+                     again.layers[l], again.parts, both.model->layers[l].o.weight);
     }
     m.chosen.push_back(chosen);
   }
@@ -198,8 +219,10 @@ replayed_prompt replay(const engine::decoder& model, const engine::record& r,
     for (std::size_t l = 0; l < r.layers.size(); ++l) {
       auto& all = again.layers[l];
       const auto& layer = behind.layers[l];
-      for (const auto& [to, from] :
-           {std::pair{&all.q, &layer.q}, {&all.k, &layer.k}, {&all.v, &layer.v}}) {
+      for (const auto& [to, from] : {std::pair{&all.q, &layer.q},
+                                     {&all.k, &layer.k},
+                                     {&all.v, &layer.v},
+                                     {&all.hidden_norm, &layer.hidden_norm}}) {
         to->conservativeResize(before + rows, from->cols());
         to->bottomRows(rows) = from->bottomRows(rows);
       }
@@ -215,7 +238,7 @@ replayed_prompt replay(const engine::decoder& model, const engine::record& r,
 
 second_readings replay_for(std::span<const named_policy> policies, const engine::decoder& model,
                            const engine::record& r, std::span<const int> tokens) {
-  second_readings both;
+  second_readings both{.repeated = {}, .behind = {}, .model = &model.parameters()};
   for (const named_policy& p : policies) {
     if (p.observes_replay() && both.repeated.parts.empty()) {
       both.repeated = replay(model, r, tokens, p.words, repeated_chunk);

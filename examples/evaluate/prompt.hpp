@@ -74,8 +74,9 @@ struct replayed_prompt {
 
 /// The second readings of a prompt that policies measure on.
 struct second_readings {
-  replayed_prompt repeated;  ///< as KVzip has it, all of which is observed
-  replayed_prompt behind;    ///< right after the prompt, for some of its queries
+  replayed_prompt repeated;                ///< as KVzip has it, all of which is observed
+  replayed_prompt behind;                  ///< right after the prompt, for some of its queries
+  const engine::weights* model = nullptr;  ///< that has read
 
   const replayed_prompt& of(const named_policy& p) const {
     return p.observes_replay() ? repeated : behind;

@@ -144,7 +144,7 @@ layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
   expects(traits::supports_decode(p) || traits::prompt_use_of(p).plans != prompt_use::planned::none,
           "llama.cpp: expected a policy that decodes or "
           "plans on a prompt's queries, got ",
-          p.name(), ", which needs a second pass over the prompt");
+          p.name(), ", which scores prompts alone (kvzip in a second pass over the prompt)");
   expects(o.how == mode::own_attention || !masses_read_queries(p),
           "llama.cpp: expected mode::own_attention with ", p.name(),
           " and merge_unrotated=1, got mode::repack");

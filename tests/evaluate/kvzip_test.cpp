@@ -45,18 +45,28 @@ TEST_CASE("a prompt that is read again part by part is scored as the oracle does
     tokens.push_back(c);
   }
   const auto r = engine::prefill(model, tokens);
-  const auto policy = kvzip_with({.whole = {10, 11}, .part = {12}, .end = {13}});
+  auto policy = kvzip_with({.whole = {10, 11}, .part = {12}, .end = {13}});
   const evaluate::second_readings both{
-      .repeated = evaluate::replay(model, r, tokens, policy.words, 60), .behind = {}};
+      .repeated = evaluate::replay(model, r, tokens, policy.words, 60),
+      .behind = {},
+      .model = &model.parameters()};
   const auto& again = both.repeated;
   REQUIRE(again.parts == std::vector<index_t>{63, 40});
+  const bool plus = GENERATE(false, true);
+  policy.policy = kvmeld::kvzip{.plus = plus};
   const auto measured = evaluate::measure(policy, shape, r, both, 90);
   for (std::size_t l = 0; l < r.layers.size(); ++l) {
     CHECK(!measured.chosen[l]);
     oracle::head h = oracle::make_head(shape.dim, shape.group());
     const auto keys = rows_of(r.layers[l].k, 0, shape.dim, 0, 90);
-    for (const oracle::vec& key : keys) {
-      append(h, key, key);
+    const auto values = rows_of(r.layers[l].v, 0, shape.dim, 0, 90);
+    for (std::size_t j = 0; j < keys.size(); ++j) {
+      append(h, keys[j], values[j]);
+    }
+    oracle::tensor projection;
+    for (index_t g = 0; plus && g < shape.group(); ++g) {
+      const auto& o = model.parameters().layers[l].o.weight;
+      projection.push_back(rows_of(o, g, shape.dim, 0, o.rows()));
     }
     oracle::vec most(90, 0.0);
     Eigen::Index first = 0;
@@ -68,8 +78,10 @@ TEST_CASE("a prompt that is read again part by part is scored as the oracle does
           queries[i].push_back(of_head[i]);
         }
       }
+      const float* const norms = again.layers[l].hidden_norm.data() + first;
       const auto s =
-          oracle::kvzip::scores(h, rows_of(again.layers[l].k, 0, shape.dim, first, count), queries);
+          oracle::kvzip::scores(h, rows_of(again.layers[l].k, 0, shape.dim, first, count), queries,
+                                projection, oracle::vec(norms, norms + count));
       for (std::size_t j = 0; j < most.size(); ++j) {
         most[j] = std::max(most[j], s[j]);
       }

@@ -8,8 +8,12 @@
 //  - The softmax is over the prompt and over what was read again so far. The authors cut a prompt
 //    of more than 2048 tokens in chunks, and normalise each over itself; the library does not.
 //  - Sinks and the latest are kept first (the authors: the system prompt), then the rest by score.
+//
+// kvzip+ (kvpress): attention times |W_O v_j| / |h_i|, W_O of the query's head and h_i what the
+// attention of its layer was given for its token.
 #pragma once
 
+#include "oracle/linear.hpp"
 #include "oracle/policies.hpp"
 
 namespace oracle {
@@ -19,14 +23,23 @@ struct kvzip {
   int recent = 0;
 
   /// s [prompt]: `again` are the keys [n][dim] of what is read behind it, `queries`
-  /// [n][group][dim].
-  static vec scores(const head& prompt, const mat& again, const tensor& queries) {
+  /// [n][group][dim]. Of kvzip+: `projection` [group][hidden][value_dim], `norms` [n].
+  static vec scores(const head& prompt, const mat& again, const tensor& queries,
+                    const tensor& projection = {}, const vec& norms = {}) {
     head all = prompt;
     vec s(prompt.slots.size(), 0.0);
     for (std::size_t i = 0; i < queries.size(); ++i) {
       append(all, again[i], vec(again[i].size(), 0.0));
-      for (const vec& p : attend(all, queries[i]).probabilities)
-        for (std::size_t j = 0; j < s.size(); ++j) s[j] = std::max(s[j], p[j]);
+      const mat p = attend(all, queries[i]).probabilities;
+      for (std::size_t g = 0; g < p.size(); ++g)
+        for (std::size_t j = 0; j < s.size(); ++j) {
+          double factor = 1;
+          if (!projection.empty()) {
+            const vec out = times(projection[g], prompt.slots[j].value);
+            factor = std::sqrt(dot(out, out)) / norms[i];
+          }
+          s[j] = std::max(s[j], p[g][j] * factor);
+        }
     }
     return s;
   }

@@ -90,6 +90,46 @@ TEST_CASE("a second reading scores as the oracle does, and leaves the cache as i
   CHECK(oracle::set_difference(fixtures::to_oracle(kv.head(0)), h) < 1e-5);
 }
 
+TEST_CASE("kvzip+ scores as its oracle does, and refuses without a projection or norms",
+          "[oracle][errors]") {
+  const index_t group = GENERATE(1, 3), dim = 8, value_dim = 6, tokens = 70, again = 83, rows = 11;
+  auto kv = fixtures::random_cache(
+      tokens, fixtures::layer_terms().shape(1, group, dim, tokens + again, {}, value_dim));
+  const auto output = fixtures::normal(rows * 2 * group * value_dim);  // of two KV heads
+  auto norms = fixtures::normal(again);
+  for (float& x : norms) {
+    x = 0.5F + std::abs(x);
+  }
+  const index_t stride = 2 * group * value_dim, first = group * value_dim;
+  const kvzip policy{.plus = true, .output = {output.data() + first, rows, stride}};
+  auto state = fixtures::make_state(policy, kv);
+  const auto keys = fixtures::normal(again * dim), values = fixtures::normal(again * value_dim);
+  const fixtures::queries second(again, group, dim, 2);
+  auto queries = second.view();
+  const oracle::head prompt = fixtures::to_oracle(kv.head(0));
+  kv.append(0, keys, values);
+  CHECK_THROWS_WITH(kvmeld::observe(policy, kv.head(0), state[0], queries),
+                    Catch::Contains("kvzip: plus=1: expected the output projection and"));
+  queries.hidden_norm = norms.data();
+  CHECK_THROWS_WITH(kvmeld::observe(kvzip{.plus = true}, kv.head(0), state[0], queries),
+                    Catch::Contains("kvzip: plus=1: expected the output projection and"));
+  kvmeld::observe(policy, kv.head(0), state[0], queries);
+  state[0].truncate(tokens);
+
+  oracle::tensor projection;
+  for (index_t g = 0; g < group; ++g) {
+    projection.emplace_back();
+    for (index_t r = 0; r < rows; ++r) {
+      const float* const row = output.data() + r * stride + first + g * value_dim;
+      projection.back().emplace_back(row, row + value_dim);
+    }
+  }
+  is_the_oracles(
+      state[0].column(0),
+      oracle::kvzip::scores(prompt, fixtures::to_mat(keys.data(), again, dim), second.tensor(),
+                            projection, oracle::vec(norms.begin(), norms.end())));
+}
+
 TEST_CASE("a prompt that is read again in parts has the largest score of all of them", "[kvzip]") {
   const index_t dim = 8, tokens = 40;
   auto kv = fixtures::random_cache(tokens, dim, 2, tokens + 30);

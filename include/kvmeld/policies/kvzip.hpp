@@ -21,12 +21,25 @@ namespace kvmeld::inline v0 {
 /// (`head.restore`, `head_state::truncate`). Without one the prompt's own queries are what counts.
 /// The authors' code takes chunks of 2048 tokens, and normalises over the sinks, the chunk of the
 /// prompt and its repetition; here over all that a query sees, the same for prompts of one chunk.
+/// kvzip+ (kvpress): attention is multiplied with ‖W_O v_j‖ / ‖h‖ before the largest is taken.
 struct kvzip {
+  /// What a layer adds of a group's attention, `[rows, group, value_dim]`, `stride` floats a row:
+  /// the columns of these query heads in the layer's output matrix W_O.
+  struct projection {
+    const float* data = nullptr;
+    index_t rows = 0;
+    std::ptrdiff_t stride = 0;
+  };
+
   index_t sinks = 4;   ///< first tokens that are never evicted (the authors: the system prompt)
   index_t recent = 0;  ///< latest tokens that are never evicted (the paper: 0)
+  bool plus = false;   ///< kvzip+; needs `output`, and `hidden_norm` of the queries
+  projection output = {};
 
   static constexpr std::string_view name() { return "kvzip"; }
-  static void parameters(auto& p, auto f) { f("sinks", p.sinks), f("recent", p.recent); }
+  static void parameters(auto& p, auto f) {
+    f("sinks", p.sinks), f("recent", p.recent), f("plus", p.plus);
+  }
   static constexpr bool supports_decode = false;
   static constexpr group_combine combine = group_combine::max;
   static constexpr std::array<slot_stat, 1> slot_stats() {
@@ -39,12 +52,18 @@ struct kvzip {
   }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
+    expects(errc::unsupported, !plus,
+            "kvzip: plus=1: expected queries with their hidden_norm, got a step's attention");
     raise(state.column(0), observed.attention);
   }
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
     std::vector<float> largest(as_size(head.length()));
-    column_scores(head, queries, {}, {.largest = largest});
+    if (plus) {
+      weighted_scores(head, queries, largest);
+    } else {
+      column_scores(head, queries, {}, {.largest = largest});
+    }
     raise(state.column(0), largest);
   }
 
@@ -56,6 +75,40 @@ struct kvzip {
   }
 
  private:
+  /// The largest of `a_gij ‖W_O^g v_j‖ / ‖h_i‖` over queries `i` and query heads `g`.
+  template <class T>
+  void weighted_scores(const kv_head auto& head, const query_view<T>& queries,
+                       std::span<float> largest) const {
+    expects(errc::unsupported, output.data != nullptr && queries.hidden_norm != nullptr,
+            "kvzip: plus=1: expected the output projection and the queries' hidden_norm, got none");
+    const index_t n = head.length(), dim = head.value_dim(), group = head.group();
+    score::query_blocks block(head, queries);
+    dense::matrix_of<float> best = dense::matrix_of<float>::Zero(group, block.columns());
+    block.each([&] {
+      const index_t slots = block.visible();
+      block.multiply(slots);
+      for (index_t r = 0; r < block.rows(); ++r) {
+        const auto all = block.exponentials(r, slots, block.position(r), block.sink(r));
+        if (all.max != all.nothing) {
+          auto most = best.row(r % group).array();
+          const auto mass = block.row_of(r, slots).transpose();
+          const float by = all.sum * queries.hidden_norm[block.query(r)];
+          most.head(mass.size()) = most.head(mass.size()).max(mass / by);
+        }
+      }
+    });
+    std::vector<float> value(as_size(dim));
+    for (index_t s = 0; s < n; ++s) {
+      to_floats(head.value(s), dim, value.data());
+      for (index_t g = 0; g < group; ++g) {
+        const Eigen::Map<const dense::matrix_of<float>, 0, Eigen::OuterStride<>> of_head(
+            output.data + std::ptrdiff_t{g} * dim, output.rows, dim,
+            Eigen::OuterStride<>(output.stride));
+        const float norm = (of_head * Eigen::Map<const Eigen::VectorXf>(value.data(), dim)).norm();
+        largest[as_size(s)] = std::max(largest[as_size(s)], norm * best(g, s));
+      }
+    }
+  }
   static void raise(std::span<float> score, std::span<const float> to) {
     for (std::size_t j = 0; j < to.size(); ++j) {
       score[j] = std::max(score[j], to[j]);

@@ -32,12 +32,15 @@ struct query_view {
   /// `[group, count]` of one head's logits, natural logarithm, from the prefill's own attention;
   /// null: not known. Not of those before.
   const float* log_sum_exp = nullptr;
+  /// `[count]` the Euclidean norm of what the layer's attention was given for each query's token;
+  /// null: not known. Not of those before.
+  const float* hidden_norm = nullptr;
 
   const Scalar* at(index_t g, index_t i) const { return data + g * group + i * row; }
   /// The queries of KV head `h` alone.
   query_view of(index_t h) const {
     const Scalar* const own = data == nullptr ? nullptr : data + h * head;  // null: there are none
-    return {own, count, 0, group, row, position, before};
+    return {own, count, 0, group, row, position, before, nullptr, hidden_norm};
   }
   /// The last `n`, of a prompt's own with those before them: where a view is to end at its first
   /// query, its `before` is set to 0.
