@@ -252,8 +252,8 @@ int main(int argc, char** argv) {
                  kvmeld::zsmerge{}, kvmeld::d2o{}, kvmeld::kvmerger{}, kvmeld::ems{},
                  kvmeld::keepkv{}, kvmeld::fold{}, kvmeld::random_tokens{}, kvmeld::tova{},
                  kvmeld::roco{}, kvmeld::scissorhands{}, kvmeld::r_kv{}, kvmeld::key_diff{},
-                 kvmeld::expected_attention{}, kvmeld::centroids{}, kvmeld::compactor{},
-                 kvmeld::cam{});
+                 kvmeld::expected_attention{}, kvmeld::triattention{}, kvmeld::centroids{},
+                 kvmeld::compactor{}, kvmeld::cam{});
   register_growth(kvmeld::full_cache{}, kvmeld::streaming_llm{}, kvmeld::h2o{}, kvmeld::zsmerge{},
                   kvmeld::d2o{}, kvmeld::keepkv{});
   // What the choice at run time costs. (any_policy would be compiled here with all policies.)

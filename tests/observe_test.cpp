@@ -55,6 +55,7 @@ TEST_CASE("an attention without what the policy needs is refused, and nothing wa
                                                  {"keepkv code", {true, true}},
                                                  {"expected_attention", {true, false}},
                                                  {"r_kv", {true, false}},
+                                                 {"triattention", {true, false}},
                                                  {"fold", {true, false}},
                                                  {"fold by scores", {true, false}},
                                                  {"ems, entries shared", {true, false}}};
@@ -110,7 +111,7 @@ TEST_CASE("queries that are refused were not observed, and compress knows", "[ob
     });
     CHECK(refused == (example.name == "keepkv" || example.name == "keepkv code" ||
                       example.policy.name() == "fold" || example.name == "expected_attention" ||
-                      example.name == "r_kv"));
+                      example.name == "r_kv" || example.name == "triattention"));
     if (refused) {  // and so there is nothing to compress by
       CHECK(head.refuses("expected reference queries", [&] {
         compress(p, head.kv.head(0), head.state[0], head.state.workspace(), budget{30});

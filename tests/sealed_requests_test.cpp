@@ -26,6 +26,7 @@ TEST_CASE("requests on one sealed prefix are what they are on pages of their own
                                "streaming_llm",
                                "key_diff",
                                "r_kv:window=4",
+                               "triattention",
                                "scissorhands",
                                "expected_attention"};
   std::mt19937 bits(7);

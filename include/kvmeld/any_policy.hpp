@@ -33,6 +33,7 @@
 #include "kvmeld/policies/snapkv.hpp"
 #include "kvmeld/policies/streaming_llm.hpp"
 #include "kvmeld/policies/tova.hpp"
+#include "kvmeld/policies/triattention.hpp"
 #include "kvmeld/policies/zsmerge.hpp"
 #include "kvmeld/score/attention.hpp"
 #include "kvmeld/score/column_scores.hpp"
@@ -156,7 +157,8 @@ using any_massfold = massfold<basic_any_policy<snapkv, dropkv, h2o, tova, kvzip>
 using any_policy =
     basic_any_policy<full_cache, streaming_llm, h2o, snapkv, zsmerge, d2o, kvmerger, ems, keepkv,
                      attention_matching, kvzip, fold, random_tokens, tova, roco, scissorhands, r_kv,
-                     key_diff, expected_attention, centroids, compactor, cam, dropkv, any_massfold>;
+                     key_diff, expected_attention, triattention, centroids, compactor, cam, dropkv,
+                     any_massfold>;
 
 static_assert(policy<any_policy>);
 
@@ -181,6 +183,7 @@ extern template class hooks<scissorhands>;
 extern template class hooks<r_kv>;
 extern template class hooks<key_diff>;
 extern template class hooks<expected_attention>;
+extern template class hooks<triattention>;
 extern template class hooks<centroids>;
 extern template class hooks<compactor>;
 extern template class hooks<cam>;

@@ -22,10 +22,19 @@ constexpr index_t heads = 2, capacity = 40;
 
 /// Do this policy's slots stay as they came, as long as they stay?
 bool leaves_rows_alone(std::string_view policy) {
-  constexpr std::array names = {"full_cache"sv, "streaming_llm"sv, "h2o"sv,
-                                "snapkv"sv,     "random"sv,        "tova"sv,
-                                "roco"sv,       "scissorhands"sv,  "r_kv"sv,
-                                "key_diff"sv,   "compactor"sv,     "expected_attention"sv};
+  constexpr std::array names = {"full_cache"sv,
+                                "streaming_llm"sv,
+                                "h2o"sv,
+                                "snapkv"sv,
+                                "random"sv,
+                                "tova"sv,
+                                "roco"sv,
+                                "scissorhands"sv,
+                                "r_kv"sv,
+                                "triattention"sv,
+                                "key_diff"sv,
+                                "compactor"sv,
+                                "expected_attention"sv};
   return std::ranges::find(names, policy) != names.end();
 }
 

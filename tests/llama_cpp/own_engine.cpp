@@ -27,6 +27,7 @@ std::vector<std::string> every_policy_name() {
           "r_kv",
           "key_diff:window=4",
           "expected_attention",
+          "triattention",
           "centroids:window=8",
           "compactor",
           "cam",

@@ -10,3 +10,4 @@
 #include "oracle/evictors.hpp"
 #include "oracle/key_baselines.hpp"
 #include "oracle/r_kv.hpp"
+#include "oracle/triattention.hpp"

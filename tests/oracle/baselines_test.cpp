@@ -67,6 +67,7 @@ TEST_CASE("baselines keep what they must and come back to the budget", "[oracle]
   keeps_its_promises(oracle::scissorhands{.history = 7}, 4, 10);
   keeps_its_promises(oracle::roco{.window = 5}, 4, 5);
   keeps_its_promises(oracle::r_kv{.window = 5}, 4, 5);
+  keeps_its_promises(oracle::triattention{.window = 2}, 4, 2);
   keeps_its_promises(oracle::cam{.merge = 5}, 4, 20);
 }
 
@@ -257,6 +258,20 @@ TEST_CASE("R-KV: what others say as well goes, but for the latest that says it",
     const vec w = wide.importance(h);  // 4 2 4 of 10, and 1 1 1 of 3
     for (std::size_t j = 0; j < 3; ++j) CHECK(w[j] == Approx((0.4 + 1 / 3.0) / 2));
   }
+}
+
+TEST_CASE("TriAttention: the mean's own logits, and more where queries vary", "[oracle]") {
+  head h = oracle::make_head(2, 1, 1);
+  for (const vec& k : mat{{1, 0.5}, {-0.3, 2}}) append(h, k, k);
+  const oracle::triattention policy{.sinks = 0, .calibrated = {{{0.7, -0.2}, {1.5}}}};
+  double mean = 0;
+  for (int i = 0; i <= 16; ++i)
+    mean += oracle::dot(oracle::rotated({0.7, -0.2}, 1 + (1 << i), {}), h.slots[0].key) / 17;
+  const double more = (1.5 - std::hypot(0.7, 0.2)) * std::hypot(1, 0.5);
+  CHECK(policy.raw(h, policy.measured(h, 0), h.slots[0]) == Approx(mean + more));
+  const vec s = policy.score(h, {false, false});
+  CHECK(s[0] == Approx(-s[1]));
+  CHECK(std::abs(s[0]) == Approx(1));
 }
 
 TEST_CASE("CaM: the value that leaves is added to those that follow, at random", "[oracle]") {

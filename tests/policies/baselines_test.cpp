@@ -199,6 +199,36 @@ TEST_CASE("expected_attention is its oracle", "[oracle]") {
                    oracle::expected_attention{.window = 1});
 }
 
+TEST_CASE("triattention is its oracle, measured or calibrated", "[oracle]") {
+  for (fixtures::setting s : settings) {
+    for (const bool interleaved : {false, true}) {
+      oracle::triattention o{.window = 2};
+      s.rope = interleaved ? kvmeld::rotary::interleaved(10'000) : kvmeld::rotary::halves(10'000);
+      o.rotation.interleaved = interleaved;
+      agree(kvmeld::triattention{.window = 2}, o, s);
+      const index_t size = s.dim + s.dim / 2;
+      const auto numbers = fixtures::normal(s.group * size);
+      o.sinks = 0;
+      for (index_t g = 0; g < s.group; ++g) {
+        const auto mean = numbers.begin() + std::ptrdiff_t{g} * size, end = mean + s.dim;
+        o.calibrated.push_back({{mean, end}, {end, mean + size}});
+      }
+      agree(kvmeld::triattention{.sinks = 0, .window = 2, .calibration = numbers}, o, s);
+    }
+  }
+  agree_in_16_bits(kvmeld::triattention{}, oracle::triattention{});
+}
+
+TEST_CASE("a calibration of another shape is refused", "[triattention][errors]") {
+  auto kv = fixtures::random_cache(60, 6, 2);
+  const std::vector<float> numbers(2 * 6);
+  const kvmeld::triattention policy{.calibration = numbers};
+  auto state = fixtures::make_state(policy, kv);
+  CHECK_THROWS_WITH(fixtures::compress(policy, kv, state, kvmeld::no_queries, budget{20}),
+                    Catch::Contains("triattention: expected a calibration [2, 9], got 12 floats"));
+  CHECK(kv.head(0).length() == 60);
+}
+
 TEST_CASE("expected_attention counts log-mass", "[oracle]") {
   auto kv = fixtures::random_cache(60, 6, 2);
   for (const index_t s : {10, 20, 30}) {

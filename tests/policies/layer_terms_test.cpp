@@ -46,9 +46,11 @@ TEST_CASE("policies for prompts alone are their oracles, whatever a layer's term
   }
 }
 
-TEST_CASE("compactor is its oracle, whatever a layer's cap and sinks", "[oracle][terms]") {
+TEST_CASE("compactor and triattention are their oracles, whatever a layer's cap and sinks",
+          "[oracle][terms]") {
   for (const setting& s : in_layers(merged_terms)) {
     agree(kvmeld::compactor{.chunk = 30}, oracle::compactor{.chunk = 30}, s);
+    agree(kvmeld::triattention{}, oracle::triattention{}, s);
   }
 }
 

@@ -172,6 +172,7 @@ TEST_CASE("the smallest budgets are what the policies protect, and a slot to spa
                                                    {"r_kv", 4 + 8 + 1},
                                                    {"key_diff", 4 + 4 + 1},
                                                    {"expected_attention", 4 + 1},
+                                                   {"triattention", 4 + 1},
                                                    {"centroids", 4 + 8 + 1},
                                                    {"compactor", 4 + 4 + 1},
                                                    {"cam", 4 + 1},

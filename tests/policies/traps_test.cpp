@@ -236,6 +236,7 @@ TEST_CASE("trap: a window larger than the budget", "[traps]") {
                                    any_policy(any_massfold{h2o{.sinks = 20}}),
                                    any_policy(tova{.sinks = 20}),
                                    any_policy(expected_attention{.sinks = 20}),
+                                   any_policy(triattention{.sinks = 20}),
                                    any_policy(ems{.window = 20})}) {
     INFO(policy.name());
     stream s{{policy}};

@@ -53,6 +53,7 @@ inline std::vector<example> every_policy() {
       {"r_kv", r_kv{}, 4, true, false},
       {"key_diff", key_diff{.window = 4}},
       {"expected_attention", expected_attention{}, 4, true, true, true, 0},
+      {"triattention", triattention{}, 4, true, true, true, 0},
       {"centroids", centroids{.window = 8}},
       {"compactor", compactor{}, 4, true, false},
       {"cam", cam{}, 4, false},

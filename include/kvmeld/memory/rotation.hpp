@@ -7,6 +7,7 @@
 #include <cmath>      // std::pow, std::cos
 #include <numbers>    // std::numbers::pi
 #include <span>
+#include <utility>  // std::pair
 #include <variant>
 #include <vector>
 
@@ -149,12 +150,16 @@ class rotary {
     }
   }
 
+  /// The elements of pair `p` of a head of `dim`.
+  std::pair<index_t, index_t> pair(index_t p, index_t dim) const {
+    const bool split = pairing_ == pairing::halves;
+    return {first(dim) + (split ? p : 2 * p),
+            first(dim) + (split ? p + rotated(dim) / 2 : 2 * p + 1)};
+  }
   /// Rotates pair `p` of `x [dim]` by the angle of this cosine and sine.
   template <class Scalar>
   void turn_pair(row<Scalar> x, index_t dim, index_t p, double cosine, double sine) const {
-    const bool split = pairing_ == pairing::halves;
-    const index_t i = first(dim) + (split ? p : 2 * p),
-                  j = first(dim) + (split ? p + rotated(dim) / 2 : 2 * p + 1);
+    const auto [i, j] = pair(p, dim);
     const double a = static_cast<float>(x[i]), b = static_cast<float>(x[j]);
     x[i] = static_cast<Scalar>(static_cast<float>(a * cosine - b * sine));
     x[j] = static_cast<Scalar>(static_cast<float>(b * cosine + a * sine));
