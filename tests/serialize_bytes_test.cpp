@@ -156,7 +156,7 @@ TEST_CASE("what cannot be is refused even with the right checksum", "[serialize]
       {4, 0x0A0A646CU, "expected a saved cache"},  // as text mode leaves it
       {8, 2, "expected version 1, got 2"},
       {8, 0, "expected version 1, got 0"},
-      {12, 0, "expected scalar (0: float, 1: half, 2: bfloat16, 3: q8_0) 1, got 0"},
+      {12, 0, "expected scalar (0: float, 1: half, 2: bfloat16, 3: q8_0, 4: q4_0) 1, got 0"},
       {16, 2, "expected heads 1, got 2"},
       {20, 0xFFFFFFFFU, "expected group 1, got -1"},
       {24, 4096, "expected dim 2, got 4096"},

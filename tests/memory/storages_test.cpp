@@ -2,9 +2,11 @@
 // Keys and values that are held as different numbers: in caches of every kind, under every policy.
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <cstring>
 #include <sstream>
 #include <vector>
 
+#include "oracle/blocks.hpp"
 #include "support/policies.hpp"
 #include "support/saved.hpp"
 
@@ -20,7 +22,20 @@ const kvmeld::attention_spec spec{.kv_heads = 1,
                                   .value_dim = of_values,
                                   .rope = fixtures::default_rope};
 
-const std::vector<storage> every_storage{storage::f32, storage::f16, storage::bf16, storage::q8_0};
+/// Each of four for keys and values; values in 4 bits with some keys.
+std::vector<kvmeld::storage_pair> every_storage() {
+  std::vector<kvmeld::storage_pair> all{{storage::q8_0, storage::q4_0},
+                                        {storage::f32, storage::q4_0},
+                                        {storage::q4_0, storage::q4_0},
+                                        {storage::q4_0, storage::f16}};
+  const auto four = {storage::f32, storage::f16, storage::bf16, storage::q8_0};
+  for (const storage keys : four) {
+    for (const storage values : four) {
+      all.emplace_back(keys, values);
+    }
+  }
+  return all;
+}
 
 kvmeld::cache cache_of(const kvmeld::storage_pair& type) {
   return {spec, {.capacity = tokens + 9, .keys = type.keys, .values = type.values}};
@@ -35,6 +50,25 @@ std::vector<float> held_as(storage type, std::vector<float> x) {
   kvmeld::detail::store_row(x.data(), row, size);
   kvmeld::to_floats(row, size, x.data());
   return x;
+}
+
+/// `x [value_dim]` as the model has it once it is held: in 4 bits by way of a rotation.
+std::vector<float> value_held_as(storage type, std::vector<float> x) {
+  const auto turn = [&] {
+    if (type == storage::q4_0) {
+      kvmeld::detail::hadamard(x.data(), static_cast<index_t>(x.size()));
+    }
+  };
+  turn();
+  x = held_as(type, x);
+  turn();
+  return x;
+}
+
+std::vector<float> value_of(const kvmeld::head_ref& head, index_t s) {
+  std::vector<float> y(static_cast<std::size_t>(head.value_dim()));
+  kvmeld::value_to_floats(head, s, y.data());
+  return y;
 }
 
 std::vector<float> floats(const kvmeld::row<kvmeld::any_scalar>& x, index_t size) {
@@ -55,7 +89,10 @@ bool rounded(const kvmeld::row<kvmeld::any_scalar>& x, const std::vector<float>&
 
 /// What a number may be off where two roundings of nearly the same float differ: a unit.
 float unit_of(storage type) {
-  return type == storage::f32 ? 1e-4F : type == storage::f16 ? 0x1p-9F : 0x1.1p-6F;
+  return type == storage::f32    ? 1e-4F
+         : type == storage::f16  ? 0x1p-9F
+         : type == storage::q4_0 ? 0x1.1p-3F
+                                 : 0x1.1p-6F;
 }
 
 template <class Scalar>
@@ -66,7 +103,7 @@ std::vector<Scalar> memory_of(index_t rows, index_t size) {
 }  // namespace
 
 TEMPLATE_TEST_CASE("an engine's keys and values may be held as different numbers", "[storages]",
-                   float, Eigen::half, Eigen::bfloat16, kvmeld::q8_0) {
+                   float, Eigen::half, Eigen::bfloat16, kvmeld::q8_0, kvmeld::q4_0) {
   const auto k = fixtures::normal(tokens * dim), v = fixtures::normal(tokens * of_values);
   const auto holds = [&](auto&& kv, storage of_v) {
     kv.append(kv.heads(0, 0), k, v, tokens);
@@ -75,7 +112,7 @@ TEMPLATE_TEST_CASE("an engine's keys and values may be held as different numbers
     for (index_t s = 0; s < tokens; ++s) {
       const auto key = k.begin() + s * dim, value = v.begin() + s * of_values;
       REQUIRE(floats(head.key(s), dim) == held_as(kvmeld::storage_of<TestType>, {key, key + dim}));
-      REQUIRE(floats(head.value(s), of_values) == held_as(of_v, {value, value + of_values}));
+      REQUIRE(value_of(head, s) == value_held_as(of_v, {value, value + of_values}));
     }
   };
   const auto with = [&]<class Values>(Values) {
@@ -94,13 +131,13 @@ TEMPLATE_TEST_CASE("an engine's keys and values may be held as different numbers
           type);
     holds(cache_of({kvmeld::storage_of<TestType>, type}), type);
   };
-  with(float{}), with(Eigen::half{}), with(Eigen::bfloat16{}), with(kvmeld::q8_0{});
+  with(float{}), with(Eigen::half{}), with(Eigen::bfloat16{}), with(kvmeld::q8_0{}),
+      with(kvmeld::q4_0{});
 }
 
 TEST_CASE("LAW: whatever keys and values are held as, a prompt becomes what its numbers become",
           "[storages]") {
-  const kvmeld::storage_pair type{GENERATE(from_range(every_storage)),
-                                  GENERATE(from_range(every_storage))};
+  const kvmeld::storage_pair type = GENERATE(from_range(every_storage()));
   for (const fixtures::example& e : fixtures::every_policy()) {
     INFO(e.name << ", keys " << int(type.keys) << ", values " << int(type.values));
     kvmeld::cache kv = cache_of(type), of_floats = cache_of(storage::f32);
@@ -118,7 +155,11 @@ TEST_CASE("LAW: whatever keys and values are held as, a prompt becomes what its 
       REQUIRE(head.position(s) == expected.position(s));
       REQUIRE(head.log_mass(s) == Approx(expected.log_mass(s)).margin(1e-3));
       REQUIRE(rounded(head.key(s), floats(expected.key(s), dim), unit_of(type.keys)));
-      REQUIRE(rounded(head.value(s), floats(expected.value(s), of_values), unit_of(type.values)));
+      auto value = floats(expected.value(s), of_values);
+      if (head.rotates_values()) {
+        kvmeld::detail::hadamard(value.data(), of_values);
+      }
+      REQUIRE(rounded(head.value(s), value, unit_of(type.values)));
     }
     std::vector<float> out(group * of_values), of_out(out);
     for (int t = 0; t < 6 && e.policy.supports_decode(); ++t) {
@@ -127,8 +168,8 @@ TEST_CASE("LAW: whatever keys and values are held as, a prompt becomes what its 
       kvmeld::copy(kv.head(0), state[0], of_floats.head(0), of_f[0]);
       const kvmeld::budget b{target, target + 9};
       fixtures::step(e.policy, kv, state, {q, k, v}, b, out);
-      fixtures::step(e.policy, of_floats, of_f, {q, held_as(type.keys, k), held_as(type.values, v)},
-                     b, of_out);
+      fixtures::step(e.policy, of_floats, of_f,
+                     {q, held_as(type.keys, k), value_held_as(type.values, v)}, b, of_out);
       for (std::size_t i = 0; i < out.size(); ++i) {
         REQUIRE(out[i] == Approx(of_out[i]).margin(1e-4));
       }
@@ -139,8 +180,7 @@ TEST_CASE("LAW: whatever keys and values are held as, a prompt becomes what its 
 TEST_CASE("a cache of two storages is saved, and goes on where it is loaded",
           "[storages][serialize]") {
   const kvmeld::any_policy policy = kvmeld::zsmerge{.residual = 2};
-  const kvmeld::storage_pair type{GENERATE(from_range(every_storage)),
-                                  GENERATE(from_range(every_storage))};
+  const kvmeld::storage_pair type = GENERATE(from_range(every_storage()));
   kvmeld::cache one = cache_of(type), other = cache_of(type);
   auto state = fixtures::make_state(policy, one), loaded = fixtures::make_state(policy, other);
   std::vector<float> out(group * of_values), again(out);
@@ -173,4 +213,80 @@ TEST_CASE("a cache of two storages is saved, and goes on where it is loaded",
   CHECK(one.bytes() ==
         static_cast<std::size_t>(one.head(0).length()) *
             (kvmeld::row_bytes(type.keys, dim) + kvmeld::row_bytes(type.values, of_values) + 8));
+}
+
+TEST_CASE("attention over blocks is that over the numbers that their formats say", "[storages]") {
+  using kvmeld::storage;
+  const index_t values = GENERATE(64, 80, 48, 5);
+  for (const storage of_k : {storage::q8_0, storage::q4_0}) {
+    kvmeld::cache kv({.kv_heads = 1, .group = group, .key_dim = dim, .value_dim = values},
+                     {.capacity = tokens, .keys = of_k, .values = storage::q4_0});
+    const auto given = fixtures::normal(tokens * values), q = fixtures::normal(group * dim);
+    kv.append(kv.heads(0, 0), fixtures::normal(tokens * dim), given, tokens);
+    const auto head = kv.head(0);
+    head.log_mass(3) = 1.5F;
+    std::vector<float> out(static_cast<std::size_t>(group * values));
+    kvmeld::attend(head, q.data(), out.data());
+    for (index_t g = 0; g < group; ++g) {
+      std::vector<double> sum(static_cast<std::size_t>(values));
+      double all = 0;
+      for (index_t s = 0; s < tokens; ++s) {
+        const auto k = oracle::blocks(head.key(s).data, of_k == storage::q8_0 ? 8 : 4, dim),
+                   v = oracle::hadamard(oracle::blocks(head.value(s).data, 4, values));
+        double logit = 0;
+        for (index_t i = 0; i < dim; ++i) {
+          logit += k[static_cast<std::size_t>(i)] *
+                   double{q[static_cast<std::size_t>(g * dim + i)]} / std::sqrt(double{dim});
+        }
+        const double p = std::exp(logit + double{head.log_mass(s)});
+        all += p;
+        const auto held = value_of(head, s);
+        for (std::size_t i = 0; i < sum.size(); ++i) {
+          sum[i] += p * v[i];
+          REQUIRE(double{held[i]} == Approx(v[i]).margin(1e-5));
+          // A rotated number is off by a scale at most: of 8 numbers up to 4 or so.
+          const auto at = static_cast<std::size_t>(s * values) + i;
+          REQUIRE(v[i] == Approx(double{given[at]}).margin(1.2));
+        }
+      }
+      for (std::size_t i = 0; i < sum.size(); ++i) {
+        const double o = double{out[static_cast<std::size_t>(g * values) + i]};
+        CHECK(o == Approx(sum[i] / all).margin(1e-5));
+      }
+    }
+  }
+}
+
+TEST_CASE("a block of 4 bits is off by a scale, stays as it is when stored again, and may be NaN",
+          "[storages]") {
+  using kvmeld::q4_0;
+  for (const float size : {0.0F, 1e-30F, 1e-6F, 1e-4F, 1.0F, 1e4F}) {
+    for (int draw = 0; draw < 20; ++draw) {
+      const auto x = fixtures::normal(q4_0::size, size);
+      const q4_0 block = q4_0::of(x.data());
+      const auto y = oracle::blocks(reinterpret_cast<const std::byte*>(&block), 4, q4_0::size);
+      double most = 0;
+      float again[q4_0::size];
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        most = std::abs(x[i]) > std::abs(most) ? double{x[i]} : most;
+        again[i] = block[static_cast<index_t>(i)];
+        REQUIRE(double{again[i]} == y[i]);
+      }
+      const double scale = std::abs(most / 8), rounding = std::max(scale * 0x1p-11, 0x1p-25);
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        const bool other_end = double{x[i]} * most < 0 && std::abs(double{x[i]}) > 7.5 * scale;
+        REQUIRE(std::abs(double{x[i]} - y[i]) <=
+                (other_end ? 1.001 : 0.501) * scale + 8 * rounding);
+      }
+      const q4_0 stored_again = q4_0::of(again);
+      CHECK(std::memcmp(&stored_again, &block, sizeof block) == 0);
+    }
+  }
+  for (const float bad : {std::nanf(""), INFINITY, -INFINITY, 5.3e5F, -1e30F}) {
+    auto x = fixtures::normal(q4_0::size);
+    x[5] = bad;
+    CHECK((std::isnan(q4_0::of(x.data())[0]) && std::isnan(q4_0::of(x.data())[31])));
+  }
+  std::vector<float> largest(q4_0::size, 5.2e5F);
+  CHECK(q4_0::of(largest.data())[3] == Approx(5.2e5F).epsilon(1e-3));
 }

@@ -20,7 +20,7 @@ namespace kvmeld::inline v0 {
 //     "kvmeld\r\n"                       8 bytes; line ends, as text mode would spoil them
 //     version                            u32: 1; 2 where keys and values are unlike, or logits
 //                                        have a cap, sinks or slopes
-//     scalar                             u32: 0 float, 1 half, 2 bfloat16, 3 q8_0
+//     scalar                             u32: 0 float, 1 half, 2 bfloat16, 3 q8_0, 4 q4_0
 //     heads, group, dim, capacity        u32 each
 //     scale                              f32
 //     scalar, dim, place of values       u32 each, in version 2 alone: `scalar`, `dim` are keys'
@@ -34,7 +34,8 @@ namespace kvmeld::inline v0 {
 //       length, measured, seen           u32 each: slots, those that have columns, tokens so far
 //       observed                         u64 queries
 //     for every head:
-//       keys, values                     [length, its dim] scalars; q8_0: blocks of half and 32 i8
+//       keys, values                     [length, its dim] scalars; q8_0: blocks of half and 32 i8;
+//                                        q4_0: of half and 16 u8, values rotated
 //       log-mass, positions              [length] f32, [length] u32
 //       columns                          [columns, measured] f32
 //       memory                           f32
@@ -57,7 +58,7 @@ template <class Heads, class Field>
 void each_common_field(Heads& heads, Field field) {
   const head_ref any = heads.head(0);
   field("version", saved_version(any));
-  field("scalar (0: float, 1: half, 2: bfloat16, 3: q8_0)",
+  field("scalar (0: float, 1: half, 2: bfloat16, 3: q8_0, 4: q4_0)",
         static_cast<std::uint32_t>(any.type().keys));
   field("heads", heads.count());
   field("group", any.group());
@@ -101,7 +102,7 @@ template <class Number>
 void each_number(row<any_scalar> x, index_t dim, Number number) {
   x.visit([&]<class Scalar>(row<Scalar> typed) {
     for (index_t i = 0; i < row_size<Scalar>(dim); ++i) {
-      if constexpr (std::same_as<Scalar, q8_0>) {
+      if constexpr (block_scalar<Scalar>) {
         number(typed.data[i].scale);
         std::ranges::for_each(typed.data[i].codes, number);
       } else {

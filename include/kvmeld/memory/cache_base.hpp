@@ -127,16 +127,15 @@ class cache_base {
     for (index_t i = 0; i < count; ++i) {
       const head_ref to = head(heads[i]);
       const index_t first = to.length() - tokens;
-      const auto store = [&](const any_span& from, index_t dim, auto row_of) {
+      const auto each = [&](const any_span& from, index_t dim, auto store) {
         from.visit([&](auto numbers) {
           for (index_t t = 0; t < tokens; ++t) {
-            detail::store_row(numbers.data() + (std::ptrdiff_t{t} * count + i) * dim,
-                              row_of(first + t), dim);
+            store(numbers.data() + (std::ptrdiff_t{t} * count + i) * dim, first + t);
           }
         });
       };
-      store(k, to.dim(), [&](index_t s) { return to.key(s); });
-      store(v, own_value_dim(), [&](index_t s) { return to.value(s); });
+      each(k, to.dim(), [&](auto x, index_t s) { detail::store_row(x, to.key(s), to.dim()); });
+      each(v, own_value_dim(), [&](auto x, index_t s) { to.store_value(x, s); });
     }
   }
 

@@ -75,11 +75,38 @@ inline void to_floats(row<q8_0> x, index_t dim, float* out) {
   }
 }
 
+inline void to_floats(row<q4_0> x, index_t dim, float* out) {
+  constexpr index_t half = q4_0::size / 2;
+  for (index_t begin = 0; begin < dim; begin += q4_0::size) {
+    const q4_0& block = x.data[begin / q4_0::size];
+    const float scale = block.scale_as_float();
+    if (dim - begin >= q4_0::size) [[likely]] {
+      for (index_t i = 0; i < half; ++i) {
+        out[begin + i] = q4_0::number(block.codes[i], scale);
+        out[begin + half + i] = q4_0::number(block.codes[i] >> 4, scale);
+      }
+    } else {
+      for (index_t i = 0; i < dim - begin; ++i) {
+        out[begin + i] = block[i];
+      }
+    }
+  }
+}
+
 inline void to_floats(row<any_scalar> x, index_t dim, float* out) {
   x.visit([&](auto typed) { to_floats(typed, dim, out); });
 }
 
 }  // namespace KVMELD_INSTRUCTIONS
+
+/// The value of slot `s` as the model has it, `out [value_dim]`: rotated back where it is held
+/// rotated.
+inline void value_to_floats(const head_ref& head, index_t s, float* out) {
+  to_floats(head.value(s), head.value_dim(), out);
+  if (head.rotates_values()) {
+    detail::hadamard(out, head.value_dim());
+  }
+}
 
 namespace detail {
 
@@ -109,7 +136,13 @@ inline void copy_slots(const head_ref& from, const head_ref& to) {
   to.restore(length, next);
   for (index_t s = 0; s < length; ++s) {
     copy(to.key(s), from.key(s), from.dim());
-    copy(to.value(s), from.value(s), to.own_value_dim());
+    if (from.rotates_values() == to.rotates_values() || to.one_memory()) {
+      copy(to.value(s), from.value(s), to.own_value_dim());
+    } else {
+      float x[4096];  // the longest row
+      value_to_floats(from, s, x);
+      to.store_value(x, s);
+    }
     to.log_mass(s) = from.log_mass(s);
     to.position(s) = from.position(s);
   }

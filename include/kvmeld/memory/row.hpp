@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// One key or one value, in whatever storage: floats, numbers in 16 bits, or blocks of int8.
+/// One key or one value, in whatever storage: floats, numbers in 16 bits, or blocks of 8 or 4.
 #pragma once
 
 #include <Eigen/Core>  // Eigen::half
@@ -10,26 +10,10 @@
 #include <limits>      // std::numeric_limits
 
 #include "kvmeld/config.hpp"
+#include "kvmeld/memory/half.hpp"
+#include "kvmeld/memory/q4_0.hpp"
 
 namespace kvmeld::inline v0 {
-
-namespace detail {
-
-/// IEEE binary16. Without branches, so that compilers take many at a time (Eigen 3.4 takes one, by
-/// instructions that it finds with clang only). No step makes a denormal float: a process that
-/// flushes these to 0 (FTZ, DAZ), as one linked with -ffast-math does, gets the same numbers.
-inline float half_bits_to_float(std::uint16_t half) {
-  constexpr std::int32_t one = 1 << 23, raise = 224 * one;  // NaN and Inf as a float has them
-  const std::int32_t shifted = (half & 0x7FFF) << 13;
-  // A denormal half is the fraction behind a 1 that is taken away again.
-  const std::int32_t is_denormal = shifted < one ? -1 : 0;
-  const float raised = std::bit_cast<float>(shifted + raise + (is_denormal & one)) -
-                       std::bit_cast<float>(is_denormal & (raise + one));
-  const auto magnitude = std::bit_cast<std::uint32_t>(raised * 0x1p-112F);
-  return std::bit_cast<float>(magnitude | (half & 0x8000U) << 16);
-}
-
-}  // namespace detail
 
 /// 32 numbers: number `i` is `codes[i] · scale`. Symmetric: the scale is the largest magnitude
 /// divided by 127, in half, so a number is off by half a scale (and the scale by its rounding).
@@ -86,12 +70,15 @@ concept plain_scalar =
 /// What keys and values are stored as: a number each, or blocks of them. Arithmetic is done in
 /// float whatever the storage.
 template <class T>
-concept storage_scalar = plain_scalar<T> || std::same_as<T, q8_0>;
+concept block_scalar = std::same_as<T, q8_0> || std::same_as<T, q4_0>;
+template <class T>
+concept storage_scalar = plain_scalar<T> || block_scalar<T>;
+static_assert(q8_0::size == q4_0::size);
 
 /// `Scalar`s that a row of `dim` numbers takes: blocks are whole, the last one filled with zeros.
 template <class Scalar>
 constexpr index_t row_size(index_t dim) {
-  return std::same_as<Scalar, q8_0> ? (dim + q8_0::size - 1) / q8_0::size : dim;
+  return block_scalar<Scalar> ? (dim + q8_0::size - 1) / q8_0::size : dim;
 }
 
 /// One key or one value: `dim` elements, `step` apart.
@@ -106,22 +93,22 @@ struct row {
 };
 
 /// A row in blocks, side by side: `step` is 1. Read number by number, written whole (`store_row`).
-template <>
-struct row<q8_0> {
-  q8_0* data;
+template <block_scalar Block>
+struct row<Block> {
+  Block* data;
   std::ptrdiff_t step = 1;
 
-  float operator[](index_t i) const { return data[i / q8_0::size][i % q8_0::size]; }
-  /// From number `i` on, a multiple of `q8_0::size`.
-  row from(index_t i) const { return {data + i / q8_0::size, step}; }
+  float operator[](index_t i) const { return data[i / Block::size][i % Block::size]; }
+  /// From number `i` on, a multiple of `Block::size`.
+  row from(index_t i) const { return {data + i / Block::size, step}; }
 };
 
 /// The scalar of rows that say at run time what theirs is.
 struct any_scalar {};
 
-/// What keys and values are held as: floats, numbers in 16 bits, or blocks of 8. As saved caches
-/// number them.
-enum class storage : std::uint8_t { f32, f16, bf16, q8_0 };
+/// What keys and values are held as: floats, numbers in 16 bits, or blocks of 8 or 4. As saved
+/// caches number them. Values in `q4_0` are rotated (`hadamard.hpp`), keys are not.
+enum class storage : std::uint8_t { f32, f16, bf16, q8_0, q4_0 };
 
 /// What keys are held as, and values: one storage says it of both.
 struct storage_pair {
@@ -137,17 +124,21 @@ template <storage_scalar Scalar>
 inline constexpr storage storage_of = std::same_as<Scalar, float>             ? storage::f32
                                       : std::same_as<Scalar, Eigen::half>     ? storage::f16
                                       : std::same_as<Scalar, Eigen::bfloat16> ? storage::bf16
-                                                                              : storage::q8_0;
+                                      : std::same_as<Scalar, q8_0>            ? storage::q8_0
+                                                                              : storage::q4_0;
 
 /// Bytes of one element: a number, or a block of numbers.
 constexpr std::size_t element_bytes(storage type) {
-  return type == storage::f32 ? sizeof(float) : type == storage::q8_0 ? sizeof(q8_0) : 2;
+  return type == storage::f32    ? sizeof(float)
+         : type == storage::q8_0 ? sizeof(q8_0)
+         : type == storage::q4_0 ? sizeof(q4_0)
+                                 : 2;
 }
 /// Numbers in one element.
-constexpr index_t numbers_of(storage type) { return type == storage::q8_0 ? q8_0::size : 1; }
+constexpr index_t numbers_of(storage type) { return type >= storage::q8_0 ? q8_0::size : 1; }
 /// Elements of a row of `dim` numbers.
 constexpr index_t row_size(storage type, index_t dim) {
-  return type == storage::q8_0 ? row_size<q8_0>(dim) : dim;
+  return numbers_of(type) > 1 ? row_size<q8_0>(dim) : dim;
 }
 /// Bytes of a row of `dim` numbers.
 constexpr std::size_t row_bytes(storage type, index_t dim) {
@@ -162,7 +153,7 @@ struct row<any_scalar> {
   storage type;
 
   row from(index_t i) const {
-    return {data + (type == storage::q8_0 ? i / q8_0::size : i) * step, step, type};
+    return {data + (numbers_of(type) > 1 ? i / q8_0::size : i) * step, step, type};
   }
 
   /// Calls `f` with the row as what it is.
@@ -175,8 +166,10 @@ struct row<any_scalar> {
         return f(as<Eigen::half>());
       case storage::bf16:
         return f(as<Eigen::bfloat16>());
-      default:
+      case storage::q8_0:
         return f(as<q8_0>());
+      default:
+        return f(as<q4_0>());
     }
   }
 
@@ -208,15 +201,15 @@ void store_row(const T* from, row<Scalar> to, index_t dim) {
 }
 
 /// ... a last block that `dim` does not fill is filled with zeros.
-template <class T>
-void store_row(const T* from, row<q8_0> to, index_t dim) {
-  for (index_t begin = 0; begin < dim; begin += q8_0::size) {
-    float x[q8_0::size];
-    const index_t count = std::min(q8_0::size, dim - begin);
+template <class T, block_scalar Block>
+void store_row(const T* from, row<Block> to, index_t dim) {
+  for (index_t begin = 0; begin < dim; begin += Block::size) {
+    float x[Block::size];
+    const index_t count = std::min(Block::size, dim - begin);
     std::transform(from + begin, from + begin + count, x,
                    [](T e) { return static_cast<float>(e); });
-    std::fill(x + count, x + q8_0::size, 0.0F);
-    to.data[begin / q8_0::size] = q8_0::of(x);
+    std::fill(x + count, x + Block::size, 0.0F);
+    to.data[begin / Block::size] = Block::of(x);
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "kvmeld/config.hpp"
 #include "kvmeld/memory/attention_spec.hpp"
+#include "kvmeld/memory/hadamard.hpp"
 #include "kvmeld/memory/layout.hpp"
 #include "kvmeld/memory/row.hpp"
 
@@ -83,6 +84,9 @@ class head_ref {
   index_t own_value_dim() const { return one_memory() ? 0 : value_dim_; }
   /// What its rows are held as.
   storage_pair type() const { return type_; }
+  /// Are values held rotated, each by `detail::hadamard`? Merges and fits of values are linear and
+  /// do as without; attention rotates its outputs back.
+  bool rotates_values() const { return type_.values == storage::q4_0 && !one_memory(); }
 
   row<any_scalar> key(index_t s) const { return at(keys_, type_.keys, s); }
   row<any_scalar> value(index_t s) const { return at(values_, type_.values, s); }
@@ -125,7 +129,16 @@ class head_ref {
     expect_pages(length(), std::min(length() + 1, capacity()));
     const index_t s = push_metadata();
     detail::store_row(key, this->key(s), dim());
-    detail::store_row(value, this->value(s), own_value_dim());
+    store_value(value, s);
+  }
+  /// Writes `value [own_value_dim()]`, the model's, as slot `s` holds it.
+  template <class T>
+  void store_value(const T* value, index_t s) const {
+    if (rotates_values()) [[unlikely]] {
+      detail::store_rotated(value, this->value(s), value_dim());
+    } else {
+      detail::store_row(value, this->value(s), own_value_dim());
+    }
   }
   /// The next slot, at the next position, with log-mass 0; its rows are the caller's to write.
   index_t push_metadata() const {

@@ -57,8 +57,10 @@ constexpr float least_overflow(storage type) {
       return 65520;
     case storage::bf16:
       return 0x1.ffp127F;
-    default:
+    case storage::q8_0:
       return 127 * 65520.0F;
+    default:
+      return 8 * 65520.0F;
   }
 }
 

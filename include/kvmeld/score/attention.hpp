@@ -139,7 +139,11 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
       }
     }
     for (index_t g = 0; g < heads; ++g) {
-      Map<Eigen::VectorXf>(outputs + std::ptrdiff_t{g} * of_v, of_v) /= all[g].sum;
+      float* const output = outputs + std::ptrdiff_t{g} * of_v;
+      Map<Eigen::VectorXf>(output, of_v) /= all[g].sum;
+      if (head.rotates_values()) {
+        detail::hadamard(output, of_v);
+      }
       if (!log_sum_exp.empty()) {
         log_sum_exp[as_size(g0 + g)] = all[g].log_sum_exp();
       }
