@@ -44,13 +44,14 @@ void compress(const contender& c, const prompt& p, kvmeld::cache& kv,
 
 }  // namespace
 
-kvmeld::cache stored(kvmeld::cache& kv, storage type) {
+kvmeld::cache stored(kvmeld::cache& kv, const kvmeld::storage_pair& type) {
   std::vector<kvmeld::attention_spec> specs;
   for (index_t layer = 0; layer < kv.layers(); ++layer) {
     specs.push_back(kv.spec(layer));
   }
   kvmeld::cache to(
-      specs, {.layers = kv.layers(), .capacity = kv.capacity(), .keys = type, .values = type});
+      specs,
+      {.layers = kv.layers(), .capacity = kv.capacity(), .keys = type.keys, .values = type.values});
   for (index_t h = 0; h < kv.heads(); ++h) {
     kvmeld::detail::copy_slots(kv.head(h), to.head(h));
   }
@@ -108,10 +109,11 @@ compressed_cache::compressed_cache(const contender& c, const engine::config& sha
   const auto slots = allocate_slots(c, tokens, shape.full_heads());
   const index_t held = c.policy.evicts() ? std::ranges::max(slots) + 1 : tokens,
                 capacity = std::max(held, std::min(shape.window + 1, tokens));
-  kv_ = std::make_unique<kvmeld::cache>(
-      shape.attention(),
-      kvmeld::cache_options{
-          .layers = shape.layers, .capacity = capacity, .keys = c.storage, .values = c.storage});
+  kv_ = std::make_unique<kvmeld::cache>(shape.attention(),
+                                        kvmeld::cache_options{.layers = shape.layers,
+                                                              .capacity = capacity,
+                                                              .keys = c.storage.keys,
+                                                              .values = c.storage.values});
   const std::vector<index_t> full = full_heads(*kv_);
   std::vector<any_policy> policies(as_size(kv_->heads()), full_cache());
   std::vector<budget> budgets(as_size(kv_->heads()), budget{capacity - 1});

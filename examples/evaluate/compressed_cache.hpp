@@ -15,7 +15,7 @@ namespace evaluate {
 using compressor = kvmeld::compressor<any_policy>;
 
 /// The slots of `kv`, all of one request, each number rounded once.
-kvmeld::cache stored(kvmeld::cache& kv, storage type);
+kvmeld::cache stored(kvmeld::cache& kv, const kvmeld::storage_pair& type);
 
 /// What a prompt was measured as, `[full layers · KV heads]`, with what heads of `kv`, which hold
 /// it, share slots by at the contender's budget.

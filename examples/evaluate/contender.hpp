@@ -21,7 +21,7 @@ struct contender {
   budget_allocation budgets = budget_allocation::uniform;
   std::vector<char> whole = {};  ///< [full layers · KV heads] those that keep all
   index_t room = 0;              ///< slots beside the budget for what comes after a prompt
-  evaluate::storage storage = evaluate::storage::f32;  ///< of slots, once compressed
+  kvmeld::storage_pair storage = kvmeld::storage::f32;  ///< of slots, once compressed
   /// How slots were divided on other prompts, in place of a threshold over the model.
   std::shared_ptr<const kvmeld::budget_profile> profile = nullptr;
   /// [full layers · KV heads] where they are not alike; empty: all are `policy`.
@@ -30,7 +30,7 @@ struct contender {
   /// The policy of a head, as of all below the `i`-th of `[full layers · KV heads]`.
   const any_policy& of_head(std::size_t i) const { return of_heads.empty() ? policy : of_heads[i]; }
   /// Is it what all others are compared with? A full cache in another storage is compared too.
-  bool is_reference() const { return !policy.evicts() && storage == evaluate::storage::f32; }
+  bool is_reference() const { return !policy.evicts() && storage == kvmeld::storage::f32; }
   bool keeps_all(std::size_t i) const { return !whole.empty() && whole[i] != 0; }
   /// Can it decode from an empty cache? A division needs a prompt to go by, or a profile of others.
   bool streams() const {

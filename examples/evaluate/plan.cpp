@@ -14,9 +14,11 @@ namespace evaluate {
 
 namespace detail {
 
-std::string refusal_of(const any_policy& p, storage type, index_t slots, index_t dim) {
+std::string refusal_of(const any_policy& p, const kvmeld::storage_pair& type, index_t slots,
+                       index_t dim) {
   try {
-    kvmeld::cache({.kv_heads = 1, .key_dim = dim}, {.capacity = 1, .keys = type, .values = type});
+    kvmeld::cache({.kv_heads = 1, .key_dim = dim},
+                  {.capacity = 1, .keys = type.keys, .values = type.values});
     kvmeld::check(p, budget{slots}, slots);
     return {};
   } catch (const kvmeld::error& e) {
@@ -55,10 +57,11 @@ void set_table(any_policy& policy, index_t slots) {
 
 /// The most slots of a head that take `share` of the bytes of a full head of `prompt` tokens in
 /// floats, the policy's state included; 0: not one does.
-index_t slots_within(const any_policy& p, storage type, double share, index_t prompt, index_t dim,
-                     index_t group) {
-  const auto bytes = [&](const any_policy& of, storage held_in, index_t slots) {
-    const std::size_t slot = 2 * kvmeld::row_bytes(held_in, dim) +
+index_t slots_within(const any_policy& p, const kvmeld::storage_pair& type, double share,
+                     index_t prompt, index_t dim, index_t group) {
+  const auto bytes = [&](const any_policy& of, const kvmeld::storage_pair& held_in, index_t slots) {
+    const std::size_t slot = kvmeld::row_bytes(held_in.keys, dim) +
+                             kvmeld::row_bytes(held_in.values, dim) +
                              sizeof(float) * (1 + of.slot_stats().size()) + sizeof(index_t);
     return static_cast<double>(slot * as_size(slots) +
                                sizeof(float) * of.memory(dim, group, slots));

@@ -59,7 +59,8 @@ auto entries_of(Plan& p) {
 namespace detail {
 
 /// Why `p` cannot hold a head of `slots`, of `dim` numbers a row; empty when it can.
-std::string refusal_of(const any_policy& p, storage type, index_t slots, index_t dim);
+std::string refusal_of(const any_policy& p, const kvmeld::storage_pair& type, index_t slots,
+                       index_t dim);
 
 }  // namespace detail
 

@@ -98,8 +98,10 @@ std::vector<named_policy> all_policies() {
   for (const any_policy& p : any_policy::every()) {
     list.push_back(by_itself(p));
   }
-  for (const char* const name : {"fold+equal", "snapkv+pyramid_kv", "snapkv+pyramid_infer",
-                                 "snapkv+ada_kv", "streaming_llm+duo_attention", "d2o+d2o"}) {
+  for (const char* const name :
+       {"full_cache/half", "full_cache/q8_0", "full_cache/k8v4", "full_cache/q4_0", "fold+equal",
+        "snapkv+pyramid_kv", "snapkv+pyramid_infer", "snapkv+ada_kv", "streaming_llm+duo_attention",
+        "d2o+d2o"}) {
     list.push_back(detail::parse_policy(name));
   }
   return list;
@@ -118,7 +120,7 @@ std::vector<std::string> split(const std::string& list, char by) {
 
 named_policy parse_policy(const std::string& word) {
   std::string spec = word;
-  const std::string storage = cut(spec, spec.find('/')), source = cut(spec, spec.find('@'));
+  const std::string held_as = cut(spec, spec.find('/')), source = cut(spec, spec.find('@'));
   const std::size_t last = spec.rfind('+');
   const bool folds = last != spec.npos && spec.compare(last, fold_suffix.size(), fold_suffix) == 0;
   const std::string division = folds ? "" : cut(spec, last);
@@ -145,9 +147,13 @@ named_policy parse_policy(const std::string& word) {
   if (!source.empty()) {
     set_source(p, source.substr(1));
   }
-  if (!storage.empty()) {
-    constexpr std::array names = {"float32", "half", "bfloat16", "q8_0"};
-    p.storage = chosen<evaluate::storage>('/', names, storage.substr(1), storage.substr(1));
+  if (!held_as.empty()) {
+    constexpr std::array names = {"float32", "half", "bfloat16", "q8_0", "q4_0", "k8v4"};
+    using kvmeld::storage;
+    constexpr kvmeld::storage_pair types[] = {storage::f32,  storage::f16,
+                                              storage::bf16, storage::q8_0,
+                                              storage::q4_0, {storage::q8_0, storage::q4_0}};
+    p.storage = types[chosen<std::size_t>('/', names, held_as.substr(1), held_as.substr(1))];
   }
   p.name = word;
   return p;

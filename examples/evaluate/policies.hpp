@@ -80,8 +80,8 @@ struct named_policy {
   index_t queries_taken = 0;            ///< of its source; 0: 32 of the window, 256 of the others
   kvmeld::future_positions ahead = {};  ///< where foreseen queries go
   budget_allocation budgets = budget_allocation::uniform;
-  replay_words words = {};                             ///< of a second reading
-  evaluate::storage storage = evaluate::storage::f32;  ///< of keys and values
+  replay_words words = {};                              ///< of a second reading
+  kvmeld::storage_pair storage = kvmeld::storage::f32;  ///< of keys and values
 
   /// As it measures a prompt: where heads share the model's slots, `fold` pins by scores.
   any_policy measuring() const;

@@ -77,6 +77,8 @@ TEST_CASE("a policy's name ends in the storage of its slots") {
   CHECK(chosen[0].budgets == evaluate::budget_allocation::global);
   CHECK(chosen[0].queries_taken == 90);
   CHECK(chosen[1].storage == kvmeld::storage::f32);
+  CHECK(model.options({"--policies", "h2o/k8v4"}).policies[0].storage ==
+        kvmeld::storage_pair(kvmeld::storage::q8_0, kvmeld::storage::q4_0));
 }
 
 TEST_CASE("fold shares the model's slots and takes queries of the positions to come") {

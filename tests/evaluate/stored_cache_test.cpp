@@ -75,25 +75,31 @@ TEST_CASE("a stored cache is the cache that it was made of, in its storage") {
   }
   kv.append(kvmeld::head_range{1, 1}, numbers, numbers, 9);
   kv.head(1).log_mass(4) = 0.5F;
-  for (const auto& [storage, off] : {std::pair{kvmeld::storage::f16, 5e-4},
-                                     {kvmeld::storage::bf16, 4e-3},
-                                     {kvmeld::storage::q8_0, 5e-3}}) {
-    auto stored = evaluate::stored(kv, storage);
+  using kvmeld::storage;
+  for (const auto& [type, off] : {std::pair{kvmeld::storage_pair(storage::f16), 5e-4},
+                                  {kvmeld::storage_pair(storage::bf16), 4e-3},
+                                  {kvmeld::storage_pair(storage::q8_0), 5e-3},
+                                  {kvmeld::storage_pair(storage::q4_0), 0.4},
+                                  {{storage::q8_0, storage::q4_0}, 0.4}}) {
+    auto stored = evaluate::stored(kv, type);
     const auto head = stored.head(1);
     REQUIRE((stored.head(0).length() == 0 && head.length() == 9 && head.next_position() == 9));
     CHECK((head.log_mass(4) == 0.5F && head.position(8) == 8));
     head.push(numbers.data(), numbers.data() + 32);
     double worst = 0;
     for (kvmeld::index_t s = 0; s < 10; ++s) {
+      float value[32];
+      kvmeld::value_to_floats(head, s, value);
       for (kvmeld::index_t i = 0; i < 32; ++i) {
         const auto number = [&](kvmeld::index_t at) {
           return double{numbers[static_cast<std::size_t>(at + i)]};
         };
         worst = std::max(worst, std::abs(double{head.key(s)[i]} - number(s % 9 * 32)));
-        worst = std::max(worst, std::abs(double{head.value(s)[i]} - number(s == 9 ? 32 : s * 32)));
+        worst = std::max(worst, std::abs(double{value[i]} - number(s == 9 ? 32 : s * 32)));
       }
     }
     CHECK((worst > 0 && worst < off));
-    CHECK(stored.bytes() == 10 * (2 * kvmeld::row_bytes(storage, 32) + 8));
+    CHECK(stored.bytes() ==
+          10 * (kvmeld::row_bytes(type.keys, 32) + kvmeld::row_bytes(type.values, 32) + 8));
   }
 }
