@@ -32,6 +32,11 @@
 #else
 #define KVMELD_HAS_AVX 0
 #endif
+#ifdef __AVX2__
+#define KVMELD_HAS_AVX2 1
+#else
+#define KVMELD_HAS_AVX2 0
+#endif
 #ifdef __AVX512F__
 #define KVMELD_HAS_AVX512 1
 #else
@@ -47,10 +52,11 @@
 #else
 #define KVMELD_HAS_FMA 0
 #endif
-#define KVMELD_NAME_OF(avx, avx512, f16c, fma) avx_##avx##_avx512_##avx512##_f16c_##f16c##_fma_##fma
-#define KVMELD_NAME(avx, avx512, f16c, fma) KVMELD_NAME_OF(avx, avx512, f16c, fma)
+#define KVMELD_NAME_OF(avx, avx2, avx512, f16c, fma) \
+  avx_##avx##_avx2_##avx2##_avx512_##avx512##_f16c_##f16c##_fma_##fma
+#define KVMELD_NAME(avx, avx2, avx512, f16c, fma) KVMELD_NAME_OF(avx, avx2, avx512, f16c, fma)
 #define KVMELD_INSTRUCTIONS \
-  KVMELD_NAME(KVMELD_HAS_AVX, KVMELD_HAS_AVX512, KVMELD_HAS_F16C, KVMELD_HAS_FMA)
+  KVMELD_NAME(KVMELD_HAS_AVX, KVMELD_HAS_AVX2, KVMELD_HAS_AVX512, KVMELD_HAS_F16C, KVMELD_HAS_FMA)
 
 /// A function whose frame no other frame takes in: threads may have little stack (musl: 128 KiB).
 #if defined(__GNUC__)
@@ -59,6 +65,14 @@
 #define KVMELD_NOINLINE __declspec(noinline)
 #else
 #define KVMELD_NOINLINE
+#endif
+
+/// Before a loop of few turns over registers: g++ keeps arrays in memory that it indexes in a loop,
+/// and unrolls too late to find out.
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
+#define KVMELD_UNROLL _Pragma("GCC unroll 16")
+#else
+#define KVMELD_UNROLL
 #endif
 
 namespace kvmeld::inline v0 {

@@ -100,10 +100,12 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
       const index_t count = std::min(rows, n - first);
       for (index_t i = 0; i < count; i += near) {
         const auto keys = detail::load_keys(head, first + i, std::min(near, count - i), buffer);
-        score::qk_tile(queries, heads, keys, mass[0] + i, score::tile_slots);
-        if (g0 == 0 && compares) {
-          comparison->add_keys(first + i, keys);
+        const index_t compared = g0 == 0 && compares ? 1 : 0;  // queries
+        if (compared > 0) {
+          comparison->add_keys(first + i, keys, queries, mass[0] + i);
         }
+        score::qk_tile(queries + std::ptrdiff_t{compared} * dim, heads - compared, keys,
+                       mass[compared] + i, score::tile_slots);
       }
       for (index_t g = 0; g < heads; ++g) {
         if (terms.caps() && !requires { Mass::caps; }) {

@@ -65,68 +65,87 @@ inline void row_norms(const detail::tile& keys, float* norms) {
   }
 }
 
-/// `dots[r] = x · k_r` and `squares[r] = k_r · k_r` of `R` rows.
-template <index_t R>
-void dot_and_square_block(const float* x, const float* k, std::ptrdiff_t row, index_t dim,
-                          float* dots, float* squares) {
+/// `dots[n][r] = x_n · k_r` and `squares[r] = k_r · k_r` of `N` vectors and `R` rows.
+template <index_t R, index_t N>
+void dots_and_squares_block(const float* const (&x)[N], const float* k, std::ptrdiff_t row,
+                            index_t dim, float* const (&dots)[N], index_t s, float* squares) {
   using namespace Eigen::internal;
-  packet product[R], square[R];
+  packet product[N][R], square[R];
+  KVMELD_UNROLL
   for (index_t r = 0; r < R; ++r) {
-    product[r] = square[r] = pset1<packet>(0.0F);
+    square[r] = pset1<packet>(0.0F);
+    KVMELD_UNROLL
+    for (index_t n = 0; n < N; ++n) {
+      product[n][r] = square[r];
+    }
   }
   index_t i = 0;
   for (; i + lanes <= dim; i += lanes) {
-    const packet with = ploadu<packet>(x + i);
+    packet with[N];
+    KVMELD_UNROLL
+    for (index_t n = 0; n < N; ++n) {
+      with[n] = ploadu<packet>(x[n] + i);
+    }
+    KVMELD_UNROLL
     for (index_t r = 0; r < R; ++r) {
       const packet key = ploadu<packet>(k + r * row + i);
-      product[r] = pmadd(with, key, product[r]);
+      KVMELD_UNROLL
+      for (index_t n = 0; n < N; ++n) {
+        product[n][r] = pmadd(with[n], key, product[n][r]);
+      }
       square[r] = pmadd(key, key, square[r]);
     }
   }
-  for (index_t r = 0; r < R; ++r) {
-    dots[r] = predux(product[r]), squares[r] = predux(square[r]);
+  const auto store = [](const packet* sums, float* out) {
+    if constexpr (R == reduced) {
+      reduce(sums, out);
+    } else {
+      KVMELD_UNROLL
+      for (index_t r = 0; r < R; ++r) {
+        out[r] = predux(sums[r]);
+      }
+    }
+  };
+  KVMELD_UNROLL
+  for (index_t n = 0; n < N; ++n) {
+    store(product[n], dots[n] + s);
   }
+  store(square, squares);
   for (index_t r = 0; r < R && i < dim; ++r) {
-    dots[r] = with_rest(dots[r], x, k + r * row, i, dim);
+    KVMELD_UNROLL
+    for (index_t n = 0; n < N; ++n) {
+      dots[n][s + r] = with_rest(dots[n][s + r], x[n], k + r * row, i, dim);
+    }
     squares[r] = with_rest(squares[r], k + r * row, k + r * row, i, dim);
   }
 }
 
-/// Prefetches a row `[dim]`, four lines at a time.
-inline void prefetch_row(const float* row, index_t dim) {
-  constexpr index_t line = 64 / sizeof(float);
-  index_t i = 0;
-  for (; i + 4 * line <= dim; i += 4 * line) {
-    for (index_t j = 0; j < 4; ++j) {
-      const index_t at = i + j * line;
-      Eigen::internal::prefetch(row + at);
-    }
-  }
-  for (; i < dim; i += line) {
-    Eigen::internal::prefetch(row + i);
-  }
-}
-
-/// `dots [rows]` with `x [dim]` and `norms [rows]` in one pass over the rows; the same bits as
-/// `qk_tile` and `row_norms`. Meanwhile prefetches as many rows from `next` on, unless null.
-inline void row_dots_and_norms(const detail::tile& keys, const float* x, float* dots, float* norms,
-                               const float* next = nullptr) {
+/// `dots[n] [rows]` with `N` vectors `x_n [dim]` and `norms [rows]` in one pass over the rows; the
+/// same bits as `qk_tile` and `row_norms`.
+template <index_t N>
+void row_dots_and_norms(const detail::tile& keys, const float* const (&x)[N],
+                        float* const (&dots)[N], float* norms) {
   constexpr index_t rows_at_once = sums_at_once / 2;
   const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
   const std::ptrdiff_t row = keys.outerStride();
+  const float* k = keys.data();
   index_t s = 0;
-  for (; s + rows_at_once <= rows; s += rows_at_once) {
-    for (index_t r = s; next != nullptr && r < s + rows_at_once; ++r) {
-      prefetch_row(next + r * row, dim);
+  for (; s + rows_at_once <= rows; s += rows_at_once, k += rows_at_once * row) {
+    if (s % detail::prefetch_distance == 0) {
+      prefetch_block(k, row, dim);
     }
-    dot_and_square_block<rows_at_once>(x, keys.data() + s * row, row, dim, dots + s, norms + s);
+    dots_and_squares_block<rows_at_once>(x, k, row, dim, dots, s, norms + s);
   }
-  for (; s < rows; ++s) {
-    dot_and_square_block<1>(x, keys.data() + s * row, row, dim, dots + s, norms + s);
+  for (; s < rows; ++s, k += row) {
+    dots_and_squares_block<1>(x, k, row, dim, dots, s, norms + s);
   }
   for (s = 0; s < rows; ++s) {
     norms[s] = std::sqrt(norms[s]);
   }
+}
+inline void row_dots_and_norms(const detail::tile& keys, const float* x, float* dots,
+                               float* norms) {
+  row_dots_and_norms<1>(keys, {x}, {dots}, norms);
 }
 
 /// `squares [rows]`: `‖k − x‖²`, `x [dim]`.
@@ -206,22 +225,23 @@ class fused_similarity {
   const products& keys() const { return keys_; }
   const products& values() const { return values_; }
 
-  /// Called by attention with its tiles, in order.
-  void add_keys(index_t first, const detail::tile& tile) {
-    compare(tile, first, keys_);
+  /// Called by attention with its tiles, in order; `dots [rows]` with its query `q [dim]` come with
+  /// it, the same bits as `qk_tile`: a key that is loaded is multiplied with all that it meets.
+  void add_keys(index_t first, const detail::tile& tile, const float* q, float* dots) {
+    float* const norms = keys_.norm.data() + first;
+    score::row_dots_and_norms<2>(tile, {q, keys_.row.data()}, {dots, keys_.dot.data() + first},
+                                 norms);
     if (directions_ != nullptr) {
-      score::add_directions(tile, keys_.norm.data() + first, directions_);
+      score::add_directions(tile, norms, directions_);
     }
     compared_ += static_cast<index_t>(tile.rows());
   }
-  void add_values(index_t first, const detail::tile& tile) { compare(tile, first, values_); }
+  void add_values(index_t first, const detail::tile& tile) {
+    score::row_dots_and_norms(tile, values_.row.data(), values_.dot.data() + first,
+                              values_.norm.data() + first);
+  }
 
  private:
-  /// While a tile is compared memory would wait: the rows behind it are prefetched meanwhile.
-  static void compare(const detail::tile& tile, index_t first, products& a) {
-    score::row_dots_and_norms(tile, a.row.data(), a.dot.data() + first, a.norm.data() + first,
-                              tile.data() + tile.rows() * tile.outerStride());
-  }
   /// Grows at first use.
   template <class Row>
   static void prepare(products& a, Row row, index_t dim, index_t capacity) {

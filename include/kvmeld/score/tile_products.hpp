@@ -10,6 +10,7 @@
 
 #include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/memory/tile.hpp"
+#include "kvmeld/score/reduce.hpp"
 
 namespace kvmeld::inline v0 {
 namespace score {
@@ -21,10 +22,26 @@ inline index_t padded(index_t count) {
 
 inline namespace KVMELD_INSTRUCTIONS {
 
-using packet = Eigen::internal::packet_traits<float>::type;
-inline constexpr index_t lanes = Eigen::internal::packet_traits<float>::size;
 /// Sums that are kept in registers at a time: half of them, the rest hold what is multiplied.
 inline constexpr index_t sums_at_once = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 16 : 8;
+
+/// Called where `prefetch_distance` rows from `row` on are about to be read: prefetches what comes
+/// behind. Where a vector is a whole line, products outrun a processor's own prefetcher: every line
+/// of as many rows, but of the next ones. Narrower vectors leave it time, and a prefetch for each
+/// two would cost more than it gains.
+inline void prefetch_block(const float* row, std::ptrdiff_t stride, index_t dim) {
+  constexpr index_t line = 64 / sizeof(float), rows = detail::prefetch_distance;
+  if constexpr (lanes < line) {
+    detail::prefetch_rows(row, stride);
+    return;
+  }
+  const float* next = row + 2 * rows * stride;
+  for (index_t r = 0; r < rows; ++r, next += stride) {
+    for (index_t i = 0; i < dim; i += line) {
+      Eigen::internal::prefetch(next + i);
+    }
+  }
+}
 
 /// `sum` and the products of the elements that no packet holds.
 inline float with_rest(float sum, const float* x, const float* y, index_t i, index_t dim) {
@@ -41,7 +58,9 @@ void dot_block(const float* q, std::ptrdiff_t query, const float* k, std::ptrdif
                index_t dim, float* dots, std::ptrdiff_t next) {
   using namespace Eigen::internal;
   packet sum[Q][R];
+  KVMELD_UNROLL
   for (index_t g = 0; g < Q; ++g) {
+    KVMELD_UNROLL
     for (index_t r = 0; r < R; ++r) {
       sum[g][r] = pset1<packet>(0.0F);
     }
@@ -49,19 +68,34 @@ void dot_block(const float* q, std::ptrdiff_t query, const float* k, std::ptrdif
   index_t i = 0;
   for (; i + lanes <= dim; i += lanes) {
     packet keys[R];
+    KVMELD_UNROLL
     for (index_t r = 0; r < R; ++r) {
       keys[r] = ploadu<packet>(k + r * row + i);
     }
+    KVMELD_UNROLL
     for (index_t g = 0; g < Q; ++g) {
       const packet x = ploadu<packet>(q + g * query + i);
+      KVMELD_UNROLL
       for (index_t r = 0; r < R; ++r) {
         sum[g][r] = pmadd(x, keys[r], sum[g][r]);
       }
     }
   }
-  for (index_t g = 0; g < Q; ++g) {
-    for (index_t r = 0; r < R; ++r) {  // no other loop within: the sums stay in registers
-      dots[g * next + r] = predux(sum[g][r]);
+  if constexpr (Q * R % reduced == 0) {
+    float sums[Q * R];
+    KVMELD_UNROLL
+    for (index_t s = 0; s < Q * R; s += reduced) {
+      reduce(&sum[0][0] + s, sums + s);
+    }
+    KVMELD_UNROLL
+    for (index_t g = 0; g < Q; ++g) {
+      std::copy_n(sums + g * R, R, dots + g * next);
+    }
+  } else {
+    for (index_t g = 0; g < Q; ++g) {
+      for (index_t r = 0; r < R; ++r) {  // no other loop within: the sums stay in registers
+        dots[g * next + r] = predux(sum[g][r]);
+      }
     }
   }
   for (index_t g = 0; g < Q && i < dim; ++g) {
@@ -81,7 +115,7 @@ void dot_rows(const float* q, std::ptrdiff_t query, const detail::tile& keys, fl
   index_t s = 0;
   for (; s + rows_at_once <= rows; s += rows_at_once) {
     if (rows_at_once == detail::prefetch_distance || s % detail::prefetch_distance == 0) {
-      detail::prefetch_rows(keys.data() + s * row, row);
+      prefetch_block(keys.data() + s * row, row, dim);
     }
     dot_block<Q, rows_at_once>(q, query, keys.data() + s * row, row, dim, dots + s, next);
   }
@@ -123,7 +157,7 @@ void sum_block(const float* p, std::ptrdiff_t next, const detail::tile& values, 
   for (Eigen::Index begin = 0; begin < values.rows(); begin += rows_at_once) {
     const Eigen::Index end = std::min(begin + rows_at_once, values.rows());
     if constexpr (P > 1) {  // the rest of a row is prefetched with its beginning
-      detail::prefetch_rows(v, row);
+      prefetch_block(v, row, P * lanes);
     }
     for (Eigen::Index s = begin; s < end; ++s, v += row) {
       packet value[P];

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+/// Sums over the lanes of several packets at once, in less than half the instructions of one by
+/// one.
+#pragma once
+
+#include <Eigen/Core>
+
+#include "kvmeld/config.hpp"
+
+namespace kvmeld::inline v0::score {
+inline namespace KVMELD_INSTRUCTIONS {
+
+using packet = Eigen::internal::packet_traits<float>::type;
+inline constexpr index_t lanes = Eigen::internal::packet_traits<float>::size;
+
+/// Sums that are reduced together.
+inline constexpr index_t reduced = 8;
+#if defined(EIGEN_VECTORIZE_AVX512)
+/// `sums[r] = predux(x[r])`, to the bit, of eight packets at once: halves of two are added in one,
+/// until a number of each is left.
+inline void reduce(const packet* x, float* sums) {
+  const auto halves = [](packet a, packet b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+  };
+  const auto quarters = [](packet a, packet b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
+  };
+  const packet a = quarters(halves(x[0], x[1]), halves(x[2], x[3]));
+  const packet b = quarters(halves(x[4], x[5]), halves(x[6], x[7]));
+  const packet pairs = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xEE));
+  const packet all = _mm512_add_ps(pairs, _mm512_permute_ps(pairs, 0xB1));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+  _mm256_storeu_ps(sums, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, all)));
+}
+#elif defined(EIGEN_VECTORIZE_AVX2)
+/// `sums[r] = predux(x[r])`, to the bit, of eight packets at once: halves of two are added in one,
+/// until a number of each is left.
+inline void reduce(const packet* x, float* sums) {
+  const auto halves = [](packet a, packet b) {
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+  };
+  const auto pairs = [](packet a, packet b) {
+    return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xEE));
+  };
+  const packet a = pairs(halves(x[0], x[1]), halves(x[2], x[3]));
+  const packet b = pairs(halves(x[4], x[5]), halves(x[6], x[7]));
+  const packet all = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xDD));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_ps(sums, _mm256_permutevar8x32_ps(all, order));
+}
+#else
+inline void reduce(const packet* x, float* sums) {
+  KVMELD_UNROLL
+  for (index_t r = 0; r < reduced; ++r) {
+    sums[r] = Eigen::internal::predux(x[r]);
+  }
+}
+#endif
+
+}  // namespace KVMELD_INSTRUCTIONS
+}  // namespace kvmeld::inline v0::score
