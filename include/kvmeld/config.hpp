@@ -70,9 +70,9 @@
 /// Before a loop of few turns over registers: g++ keeps arrays in memory that it indexes in a loop,
 /// and unrolls too late to find out.
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
-#define KVMELD_UNROLL _Pragma("GCC unroll 16")
+#define KVMELD_UNROLL_EARLY _Pragma("GCC unroll 16")
 #else
-#define KVMELD_UNROLL
+#define KVMELD_UNROLL_EARLY
 #endif
 
 namespace kvmeld::inline v0 {

@@ -71,10 +71,10 @@ void dots_and_squares_block(const float* const (&x)[N], const float* k, std::ptr
                             index_t dim, float* const (&dots)[N], index_t s, float* squares) {
   using namespace Eigen::internal;
   packet product[N][R], square[R];
-  KVMELD_UNROLL
+  KVMELD_UNROLL_EARLY
   for (index_t r = 0; r < R; ++r) {
     square[r] = pset1<packet>(0.0F);
-    KVMELD_UNROLL
+    KVMELD_UNROLL_EARLY
     for (index_t n = 0; n < N; ++n) {
       product[n][r] = square[r];
     }
@@ -82,14 +82,14 @@ void dots_and_squares_block(const float* const (&x)[N], const float* k, std::ptr
   index_t i = 0;
   for (; i + lanes <= dim; i += lanes) {
     packet with[N];
-    KVMELD_UNROLL
+    KVMELD_UNROLL_EARLY
     for (index_t n = 0; n < N; ++n) {
       with[n] = ploadu<packet>(x[n] + i);
     }
-    KVMELD_UNROLL
+    KVMELD_UNROLL_EARLY
     for (index_t r = 0; r < R; ++r) {
       const packet key = ploadu<packet>(k + r * row + i);
-      KVMELD_UNROLL
+      KVMELD_UNROLL_EARLY
       for (index_t n = 0; n < N; ++n) {
         product[n][r] = pmadd(with[n], key, product[n][r]);
       }
@@ -100,19 +100,19 @@ void dots_and_squares_block(const float* const (&x)[N], const float* k, std::ptr
     if constexpr (R == reduced) {
       reduce(sums, out);
     } else {
-      KVMELD_UNROLL
+      KVMELD_UNROLL_EARLY
       for (index_t r = 0; r < R; ++r) {
         out[r] = predux(sums[r]);
       }
     }
   };
-  KVMELD_UNROLL
+  KVMELD_UNROLL_EARLY
   for (index_t n = 0; n < N; ++n) {
     store(product[n], dots[n] + s);
   }
   store(square, squares);
   for (index_t r = 0; r < R && i < dim; ++r) {
-    KVMELD_UNROLL
+    KVMELD_UNROLL_EARLY
     for (index_t n = 0; n < N; ++n) {
       dots[n][s + r] = with_rest(dots[n][s + r], x[n], k + r * row, i, dim);
     }

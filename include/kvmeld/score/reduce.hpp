@@ -50,7 +50,7 @@ inline void reduce(const packet* x, float* sums) {
 }
 #else
 inline void reduce(const packet* x, float* sums) {
-  KVMELD_UNROLL
+  KVMELD_UNROLL_EARLY
   for (index_t r = 0; r < reduced; ++r) {
     sums[r] = Eigen::internal::predux(x[r]);
   }

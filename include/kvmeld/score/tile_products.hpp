@@ -58,9 +58,9 @@ void dot_block(const float* q, std::ptrdiff_t query, const float* k, std::ptrdif
                index_t dim, float* dots, std::ptrdiff_t next) {
   using namespace Eigen::internal;
   packet sum[Q][R];
-  KVMELD_UNROLL
+  KVMELD_UNROLL_EARLY
   for (index_t g = 0; g < Q; ++g) {
-    KVMELD_UNROLL
+    KVMELD_UNROLL_EARLY
     for (index_t r = 0; r < R; ++r) {
       sum[g][r] = pset1<packet>(0.0F);
     }
@@ -68,14 +68,14 @@ void dot_block(const float* q, std::ptrdiff_t query, const float* k, std::ptrdif
   index_t i = 0;
   for (; i + lanes <= dim; i += lanes) {
     packet keys[R];
-    KVMELD_UNROLL
+    KVMELD_UNROLL_EARLY
     for (index_t r = 0; r < R; ++r) {
       keys[r] = ploadu<packet>(k + r * row + i);
     }
-    KVMELD_UNROLL
+    KVMELD_UNROLL_EARLY
     for (index_t g = 0; g < Q; ++g) {
       const packet x = ploadu<packet>(q + g * query + i);
-      KVMELD_UNROLL
+      KVMELD_UNROLL_EARLY
       for (index_t r = 0; r < R; ++r) {
         sum[g][r] = pmadd(x, keys[r], sum[g][r]);
       }
@@ -83,11 +83,11 @@ void dot_block(const float* q, std::ptrdiff_t query, const float* k, std::ptrdif
   }
   if constexpr (Q * R % reduced == 0) {
     float sums[Q * R];
-    KVMELD_UNROLL
+    KVMELD_UNROLL_EARLY
     for (index_t s = 0; s < Q * R; s += reduced) {
       reduce(&sum[0][0] + s, sums + s);
     }
-    KVMELD_UNROLL
+    KVMELD_UNROLL_EARLY
     for (index_t g = 0; g < Q; ++g) {
       std::copy_n(sums + g * R, R, dots + g * next);
     }
