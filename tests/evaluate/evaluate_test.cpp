@@ -150,7 +150,9 @@ TEST_CASE("a budget of the whole prompt does not change attention") {
   REQUIRE(csv.size() == rows_without_whole_heads());
   for (std::size_t i = 1; i < csv.size(); ++i) {
     CAPTURE(csv[i]);
-    CHECK(std::stod(fields(csv[i])["attention_error"]) < 1e-6);
+    auto row = fields(csv[i]);
+    const bool rounded = row["policy"].find('/') != std::string::npos;
+    CHECK((std::stod(row["attention_error"]) < 1e-6) == !rounded);
   }
 }
 
@@ -224,7 +226,7 @@ TEST_CASE("Ctrl-C keeps the rows that are done") {
   std::ostringstream err;
   CHECK(evaluate::run(model.options({"--tasks", "error,stream"}), out, err) == 130);
   const auto csv = model.lines();
-  REQUIRE(csv.size() == 2);
+  REQUIRE(csv.size() == 6);  // of full caches in five storages
   CHECK(fields(csv[1])["policy"] == "full_cache");
   CHECK_THAT(buffer.str(), Catch::Contains("interrupted"));
 }
