@@ -136,7 +136,9 @@ struct attend_tiles {
       }
       KVMELD_UNROLL
       for (index_t d = 0; d < Depth / 16; ++d) {
-        const auto a = rows::left_of_columns(shared.tiles.first, at + tile, d * 16, 0);
+        const index_t row = lane() % 8 + lane() / 16 * 8, pack = 2 * d + lane() / 8 % 2;
+        const auto a =
+            load_matrices_transposed(shared.tiles.first, at + tile + rows::place(row, pack));
         KVMELD_UNROLL
         for (index_t t = 0; t < Eights; ++t) {
           mma_16x8x16<Scalar>(out[d][t], a.of, p[t]);
@@ -199,7 +201,7 @@ struct attend_tiles {
                                           [[maybe_unused]] typename compared::products& of_keys) {
     KVMELD_UNROLL
     for (index_t d = 0; d < Depth / 16; ++d) {
-      const auto a = rows::left(shared.tiles.first, at, 0, d);
+      const auto a = rows::left(shared.tiles.first, at, d);
       KVMELD_UNROLL
       for (index_t t = 0; t < Eights; ++t) {
         mma_16x8x16<Scalar>(x[t], a.of, q[t][d]);

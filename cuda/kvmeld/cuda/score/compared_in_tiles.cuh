@@ -137,7 +137,7 @@ class centres_in_tiles {
     products x;
     KVMELD_UNROLL
     for (index_t d = 0; d < Depth / 16; ++d) {
-      cosines::multiply(x, rows, cosines::size, d, cosines::tile::left(tiles, at, 0, d));
+      cosines::multiply(x, rows, cosines::size, d, cosines::tile::left(tiles, at, d));
     }
     const index_t row = lane() / 4;
     const index_t positions[2] = {shuffle(position, row), shuffle(position, row + 8)};

@@ -3,18 +3,22 @@
 #pragma once
 
 #include "kvmeld/cuda/device/block_collectives.cuh"
-#include "kvmeld/cuda/device/half_tile.cuh"
 #include "kvmeld/cuda/memory/view.cuh"
 
 namespace kvmeld::cuda::detail {
 
 /// A tile of 16-bit rows up to `Depth` long in shared memory, anywhere in an array.
 template <class Scalar, index_t Depth>
-struct warp_tile : half_tile<Depth> {
-  using half_tile<Depth>::packs, half_tile<Depth>::place;
+struct warp_tile {
   static constexpr index_t size = 16 * Depth;  // elements
+  static constexpr index_t packs = Depth / 8;  // of 16 bytes, a row
   /// A cache hint at 256 dims was an illegal instruction on an H100.
   static constexpr reads how = Depth > 128 ? reads::again : reads::once;
+
+  /// Where 16 bytes of a row lie: turned, so that those of 8 rows meet different banks.
+  KVMELD_DEVICE static index_t place(index_t row, index_t pack) {
+    return (row * packs + (pack ^ (row & 7))) * 8;
+  }
 
   /// Starts to copy the rows of slots `s0 .. s0 + 15`, zeros from slot `end` and element `dim` on.
   /// Rows lie evenly: `s0` is a multiple of 16, so where pages hold a multiple of 16 slots one page
@@ -39,6 +43,12 @@ struct warp_tile : half_tile<Depth> {
         copy_async<how>(to, at + place(r, pack), from, is ? bytes : 0);
       }
     }
+  }
+
+  /// Elements `16 d .. 16 d + 15` of all rows, as the tensor cores' left side.
+  template <index_t N>
+  KVMELD_DEVICE static matrices left(const shared_array<Scalar, N>& from, index_t at, index_t d) {
+    return load_matrices(from, at + place(lane() % 16, 2 * d + lane() / 16));
   }
 };
 

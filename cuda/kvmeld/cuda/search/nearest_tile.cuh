@@ -164,7 +164,7 @@ struct search_tiles {
       typename compared::products of_keys;
       KVMELD_UNROLL
       for (index_t d = 0; d < Depth / 16; ++d) {
-        compared::multiply_keys(of_keys, shared.removed, d, rows::left(shared.tiles, at, 0, d));
+        compared::multiply_keys(of_keys, shared.removed, d, rows::left(shared.tiles, at, d));
       }
       like.take_keys(of_keys, s0, tile.end);
       if constexpr (compared::of_values) {
