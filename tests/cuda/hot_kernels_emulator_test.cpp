@@ -182,8 +182,6 @@ void check_joins(const cache_case& c, index_t held) {
       holds(std::vector{held}), joins(std::vector{count});
   device_buffer<float> score(kv.slots()), similarity(kv.slots()), norm(kv.slots());
   ends[0] = held;
-  detail::norms(kv.view(), norm.data(), order());
-  row_traffic counted(kv);
   const detail::keep_evict_partition of{rows.data(),
                                         kept.data(),
                                         removed.data(),
@@ -192,6 +190,8 @@ void check_joins(const cache_case& c, index_t held) {
                                         into.data(),
                                         {nearest.data(), score.data()},
                                         similarity.data()};
+  detail::norms(kv.view(), of.removed_list(), norm.data(), order());
+  row_traffic counted(kv);
   detail::join_tiles(kv.view(), of, ends.data(), norm.data(), 2.0F, order());
   REQUIRE(ends[tiles] == c.capacity);
   double keys = 0, pairs = 0, barriers = 0;
