@@ -45,10 +45,10 @@ void accept(const Policy& policy, const cache_view<Scalar>& cache, const state_v
           tokens, " tokens or null");
   const auto places = static_cast<index_t>(cache.blocks());
   using kernel = detail::list_accepting;
-  const auto blocks = static_cast<unsigned>((places + kernel::threads - 1) / kernel::threads);
   for (index_t t = 0; t < tokens; ++t) {
     const std::ptrdiff_t row = std::ptrdiff_t{t} * places * cache.dim, rows = row * cache.group;
-    launch(kernel{cache.active, accepted, places, t, list}, {blocks}, stream);
+    launch(kernel{cache.active, accepted, places, t, list}, {blocks_of(places, kernel::threads)},
+           stream);
     step(policy, cache.with_active(list, places), state, queries + rows,
          new_tokens<Scalar>{drafted.keys + row, drafted.values + row}, limits, out + rows, memory,
          stream);

@@ -52,10 +52,10 @@ void free_pages(const cache_view<Scalar>& cache, index_t ahead, index_t* pages, 
   expects(ahead >= 0 && ahead <= max_capacity && pages != nullptr && host != nullptr,
           "cuda free_pages: expected 0 to ", max_capacity, " tokens ahead, and counts on both ",
           "sides, got ", ahead);
-  const index_t sequences = (cache.heads + k.heads - 1) / k.heads;
-  launch(detail::count_pages<Scalar>{cache.with_active(nullptr, 0), ahead, pages},
-         {static_cast<unsigned>(sequences)}, stream);
-  copy_to_host(host, pages, static_cast<std::size_t>(sequences), done, stream);
+  const unsigned sequences = blocks_of(cache.heads, k.heads);
+  launch(detail::count_pages<Scalar>{cache.with_active(nullptr, 0), ahead, pages}, {sequences},
+         stream);
+  copy_to_host(host, pages, sequences, done, stream);
 }
 
 }  // namespace kvmeld::cuda

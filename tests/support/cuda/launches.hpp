@@ -22,7 +22,7 @@ struct stream {
   std::uint64_t seed = 1;
 };
 
-/// A copy to the host that has not come: it comes when the host asks a second time.
+/// A pending copy to the host: it arrives when the host asks for it a second time.
 struct copied {
   std::vector<unsigned char> bytes;
   void* to = nullptr;

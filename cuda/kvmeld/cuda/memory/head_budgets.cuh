@@ -30,7 +30,7 @@ class head_budgets {
     }
   }
   /// Budgets `device [heads]` that change between replays of a graph, with targets within those of
-  /// two that are checked: any of them has a trigger of its own where these have.
+  /// two that are checked. They have triggers where these two have.
   static head_budgets within(const budget& least, const budget& most, const budget* device) {
     head_budgets x;
     x.bounds_[0] = least, x.bounds_[1] = most, x.device_ = device, x.each_ = true;

@@ -73,33 +73,21 @@ struct step_logits {
         const index_t s = rows.slot(u);
         k[u] = load_row(keys.at(s < rows.end ? s : rows.base), i, cache.dim, aligned);
       }
-      KVMELD_UNROLL
-      for (index_t j = 0; j < width; j += 4) {
-        KVMELD_UNROLL
-        for (index_t r = 0; r < heads; ++r) {
-          const auto q = shared.queries.vector((g + r < cache.group ? g + r : g) * pitch + i + j);
-          KVMELD_UNROLL
-          for (index_t u = 0; u < many; ++u) {
-            KVMELD_UNROLL
-            for (index_t e = 0; e < 4; ++e) {
-              dot[u][r] += q[e] * to_float(k[u][j + e]);
-            }
-          }
-        }
-      }
+      unrolled<width / 4, heads>([&](index_t j, index_t r) {
+        const index_t first = (g + r < cache.group ? g + r : g) * pitch + i;
+        const auto q = shared.queries.vector(first + 4 * j);
+        unrolled<many, 4>(
+            [&](index_t u, index_t e) { dot[u][r] += q[e] * to_float(k[u][4 * j + e]); });
+      });
     }
-    KVMELD_UNROLL
-    for (index_t u = 0; u < many; ++u) {
+    unrolled<many, heads>([&](index_t u, index_t r) {
       const index_t s = rows.slot(u);
-      const float mass = s < rows.end && s < cached ? cache.log_mass_of(h)[s] : 0.0F;
-      KVMELD_UNROLL
-      for (index_t r = 0; r < heads; ++r) {
-        const float x = reduce_sum(dot[u][r], rows.lanes);
-        if (s < rows.end && g + r < cache.group && lane() % rows.lanes == r % rows.lanes) {
-          to.logits_of(cache, s)[g + r] = cache.scale * x + mass;
-        }
+      const float x = reduce_sum(dot[u][r], rows.lanes);
+      if (s < rows.end && g + r < cache.group && lane() % rows.lanes == r % rows.lanes) {
+        const float mass = s < cached ? cache.log_mass_of(h)[s] : 0.0F;
+        to.logits_of(cache, s)[g + r] = cache.scale * x + mass;
       }
-    }
+    });
   }
 };
 

@@ -39,8 +39,11 @@ struct query_rows {
 
   /// Queries of this block's head, the last ones of `count`: all prompts end together.
   KVMELD_DEVICE index_t own() const {
-    const index_t* const of = indptr + place_of_block() / heads;
-    return indptr == nullptr || of[1] - of[0] > count ? count : of[1] - of[0];
+    if (indptr == nullptr) {
+      return count;
+    }
+    const index_t i = place_of_block() / heads, n = indptr[i + 1] - indptr[i];
+    return n < count ? n : count;
   }
   KVMELD_DEVICE bool has(index_t i) const { return i < count && i >= count - own(); }
   /// This block's place among those of a sequence.
@@ -55,7 +58,7 @@ struct query_rows {
   KVMELD_DEVICE const Scalar* at(index_t, index_t g, index_t i) const {
     return data + place() * head + g * group + row_of(i) * row;
   }
-  /// Of query `i`, for a head that has seen `next_position` tokens; −1 where it is none.
+  /// Of query `i`, for a head that has seen `next_position` tokens; −1: the head has no such query.
   KVMELD_DEVICE index_t position_of(index_t, index_t i, index_t next_position) const {
     return position != nullptr ? position[place_of_block() * position_head + i]
            : has(i)            ? next_position - count + i
