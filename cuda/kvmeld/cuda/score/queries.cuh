@@ -35,12 +35,13 @@ struct query_rows {
   /// least 1 and at most `count`; of `log_sum_exp [heads · group]` rows too, `log_sum_row` apart.
   /// Kernels read it when they run. Null: each head has `count`.
   const index_t* indptr = nullptr;
-  index_t heads = 1;  ///< places of a sequence, `head` apart
+  index_t heads = 1;   ///< places of a sequence, `head` apart
+  index_t absent = 0;  ///< the first of `count`, which this block's head lacks: of `of_block` alone
 
   /// Queries of this block's head, the last ones of `count`: all prompts end together.
   KVMELD_DEVICE index_t own() const {
     if (indptr == nullptr) {
-      return count;
+      return count - absent;
     }
     const index_t i = place_of_block() / heads, n = indptr[i + 1] - indptr[i];
     return n < count ? n : count;
@@ -53,6 +54,16 @@ struct query_rows {
   /// Query `i` of `count`'s row among all.
   KVMELD_DEVICE index_t row_of(index_t i) const {
     return indptr == nullptr ? i : indptr[place_of_block() / heads + 1] - count + i;
+  }
+  /// The same queries for this block, found once: a loop over them divides nothing.
+  KVMELD_DEVICE query_rows of_block() const {
+    query_rows x = *this;
+    if (indptr != nullptr) {
+      x.absent = count - own();
+      x.data += (place() - place_of_block()) * head + row_of(0) * row;
+    }
+    x.indptr = nullptr;
+    return x;
   }
   /// Of this block's head.
   KVMELD_DEVICE const Scalar* at(index_t, index_t g, index_t i) const {

@@ -39,7 +39,7 @@ struct stream_columns {
   };
 
   cache_view<Scalar> cache;
-  Queries queries;
+  Queries asked;
   grouped_queries grouped;
   const float* log_sum_exp;  // [heads, group, count], for the second pass
   column_weights weights;
@@ -50,6 +50,7 @@ struct stream_columns {
   /// Grid: heads, blocks of rows, parts of the columns.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head(), n = cache.length[h];
+    const auto queries = asked.of_block();
     const index_t all_rows = of_queries ? grouped.size() : n;
     const index_t all_columns = of_queries ? n : grouped.size();
     // The longest rows first: late queries see most slots, early slots are seen by most queries.
@@ -276,8 +277,8 @@ struct stream_columns {
         if constexpr (of_queries) {
           const float sum = sums.log_sum(m, i, cache.scale);
           const auto place = grouped.at(r);
-          if (lane() % 4 == 0 && r < all_rows && place.i < queries.count) {
-            out[0][at + (std::ptrdiff_t{head} * cache.group + place.g) * queries.count + place.i] =
+          if (lane() % 4 == 0 && r < all_rows && place.i < asked.count) {
+            out[0][at + (std::ptrdiff_t{head} * cache.group + place.g) * asked.count + place.i] =
                 sum;
           }
         } else {

@@ -45,6 +45,7 @@ struct foreseen_line {
     return i % rows.count < rows.count_of(h) ? 0x7ffffffe : -1;
   }
   KVMELD_DEVICE bool has(index_t i) const { return i < count; }
+  KVMELD_DEVICE const foreseen_line& of_block() const { return *this; }
   KVMELD_DEVICE bool asks(index_t h) const { return rows.asks(h); }
   bool aligned() const { return true; }
 };

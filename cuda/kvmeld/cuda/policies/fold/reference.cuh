@@ -23,6 +23,7 @@ struct chosen_rows {
   KVMELD_DEVICE bool asks(index_t h) const { return planned[h] >= 0; }
   KVMELD_DEVICE index_t count_of(index_t) const { return count; }
   KVMELD_DEVICE bool has(index_t i) const { return i < count; }
+  KVMELD_DEVICE const chosen_rows& of_block() const { return *this; }
   bool aligned() const { return rows.aligned(); }
 };
 
