@@ -130,7 +130,6 @@ struct zsmerge_rule {
   KVMELD_DEVICE index_t nearest_residual(of_warps<candidate, Threads>& shared,
                                          const cache_view<Scalar>& cache, const head_context& head,
                                          index_t h, index_t n, index_t removed) const {
-    constexpr index_t some = 4;  // keys in flight, and numbers of each in a lane
     const auto keys = cache.keys.of(h);
     const Scalar* const key = keys.at(removed);
     candidate best = 0;
@@ -139,39 +138,15 @@ struct zsmerge_rule {
       const index_t mine = base + lane();
       unsigned flags =
           ballot(mine < n && mine != removed && head.column(is_residual, mine) != 0.0F);
-      KVMELD_ROLLED
-      while (flags != 0) {
-        index_t slot[some];
-        float dot[some] = {};
-        KVMELD_UNROLL
-        for (index_t e = 0; e < some; ++e, flags &= flags - 1U) {
-          slot[e] = flags != 0 ? base + lowest_lane(flags) : -1;
+      for (; flags != 0; flags &= flags - 1U) {
+        const index_t s = base + lowest_lane(flags);
+        const Scalar* const other = keys.at(s);
+        float dot = 0;
+        for (index_t i = lane(); i < cache.dim; i += 32) {
+          dot += to_float(other[i]) * to_float(key[i]);
         }
-        KVMELD_ROLLED
-        for (index_t first = lane(); first < cache.dim; first += 32 * some) {
-          Scalar x[some], other[some][some];
-          KVMELD_UNROLL
-          for (index_t w = 0; w < some; ++w) {
-            const index_t i = first + 32 * w;
-            x[w] = i < cache.dim ? key[i] : Scalar{};
-            KVMELD_UNROLL
-            for (index_t e = 0; e < some; ++e) {
-              other[e][w] = slot[e] >= 0 && i < cache.dim ? keys.at(slot[e])[i] : Scalar{};
-            }
-          }
-          KVMELD_UNROLL
-          for (index_t w = 0; w < some; ++w) {
-            KVMELD_UNROLL
-            for (index_t e = 0; e < some; ++e) {
-              dot[e] += to_float(other[e][w]) * to_float(x[w]);
-            }
-          }
-        }
-        KVMELD_UNROLL
-        for (index_t e = 0; e < some; ++e) {
-          const candidate c = most_candidate(ordered(reduce_sum(dot[e])), slot[e]);
-          best = slot[e] >= 0 && c > best ? c : best;
-        }
+        const candidate c = most_candidate(ordered(reduce_sum(dot)), s);
+        best = c > best ? c : best;
       }
     }
     return most_slot(block_max(shared, best));
