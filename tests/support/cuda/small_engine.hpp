@@ -192,6 +192,9 @@ struct engine {
       const index_t r = who[i], t = tokens[static_cast<std::size_t>(r)]++;
       draw(q.host() + i * row * group, row * group, r, t, 0);
       draw(k.host() + i * row, row, r, t, 1), draw(v.host() + i * row, row, r, t, 2);
+      for (index_t h = r * kv_heads; h < (r + 1) * kv_heads; ++h) {  // the engine does not know it
+        REQUIRE(std::as_const(length)[h] < held[static_cast<std::size_t>(r)] * page);
+      }
     }
     const auto some = running(who);
     calls::step(policy, some, state, q.data(), {k.data(), v.data()}, limit, x.data(),
