@@ -205,7 +205,11 @@ void register_attend() {
   sizes(benchmark::RegisterBenchmark(name.c_str(), attend<Scalar>));
   if constexpr (!std::same_as<Scalar, float>) {
     const std::string against = "storage/" + std::string(scalar_name<Scalar>);
-    sizes(benchmark::RegisterBenchmark(against.c_str(), storage<Scalar>));
+    benchmark::RegisterBenchmark(against.c_str(), storage<Scalar>)
+        ->ArgNames({"slots", "heads", "dim", "group"})
+        ->ArgsProduct({{256, 1024, 4096}, {8, 32}, {128}, {1, 4}})
+        ->UseManualTime()
+        ->Unit(benchmark::kMicrosecond);
   }
 }
 

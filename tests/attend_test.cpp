@@ -35,7 +35,8 @@ bool all_nan(const std::vector<float>& x) {
 }
 
 /// LAW: output, probabilities (relatively, however small) and log-sum-exp are the oracle's; each is
-/// the same whether the others are asked for or not.
+/// the same whether the others are asked for or not, and to the bit that over floats side by side,
+/// whatever the rows are held as and however they lie.
 void is_the_oracles(const kvmeld::kv_head auto& head, const std::vector<float>& q,
                     double tolerance = 2e-5) {
   const index_t group = head.group(), n = head.length(), dim = head.dim();
@@ -64,6 +65,9 @@ void is_the_oracles(const kvmeld::kv_head auto& head, const std::vector<float>& 
   CHECK(alone == ours.out);
   attend(head, q.data(), alone.data(), {}, other);
   CHECK((alone == ours.out && other == ours.log_sum_exp));
+  kvmeld::cache floats(head.spec(), {.capacity = n});
+  kvmeld::detail::copy_slots(head, floats.head(0));
+  CHECK(answer(floats.head(0), q.data()) == ours);
 }
 
 /// A head of an engine, in memory that starts `offset` elements in.
@@ -101,6 +105,12 @@ TEST_CASE("attention is the oracle's at every size around the tiles", "[attend]"
             head.log_mass(s) = normal(1)[0];
           }
           is_the_oracles(head, normal(group * dim));
+          if (length > 100 && length < 130) {
+            auto blocks = fixtures::random_cache<float, kvmeld::q8_0>(length, dim, group);
+            auto halves = fixtures::random_cache<float, Eigen::half>(length, dim, group);
+            is_the_oracles(blocks.head(0), normal(group * dim));
+            is_the_oracles(halves.head(0), normal(group * dim));
+          }
         }
       }
     }

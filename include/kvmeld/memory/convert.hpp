@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>   // std::min
-#include <bit>         // std::bit_cast
 #include <concepts>    // std::same_as
 #include <functional>  // std::less
 #include <initializer_list>
@@ -11,11 +10,9 @@
 #include <span>
 #include <string>
 #include <vector>
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
 
 #include "kvmeld/memory/view.hpp"
+#include "kvmeld/memory/widen.hpp"
 
 namespace kvmeld::inline v0 {
 
@@ -32,28 +29,15 @@ void to_floats(row<Scalar> x, index_t dim, float* out) {
     }
   } else if constexpr (std::same_as<scalar, float>) {
     std::copy_n(x.data, dim, out);
-  } else if constexpr (std::same_as<scalar, Eigen::bfloat16>) {
-    const std::uint16_t* const bits = &x.data->value;
-    for (index_t i = 0; i < dim; ++i) {
-      out[i] = std::bit_cast<float>(std::uint32_t{bits[i]} << 16);
-    }
   } else {
-    const std::uint16_t* const bits = &x.data->x;
     index_t i = 0;
-#ifdef __AVX512F__  // attention over half in 0.56 of float's time instead of 0.61
-    for (; i + 16 <= dim; i += 16) {
-      const __m256i sixteen = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits + i));
-      _mm512_storeu_ps(out + i, _mm512_cvtph_ps(sixteen));
+    if constexpr (detail::widens<scalar>) {
+      for (; i + detail::lanes <= dim; i += detail::lanes) {
+        Eigen::internal::pstoreu(out + i, detail::widened(x.data + i));
+      }
     }
-#endif
-#ifdef __F16C__  // three times as fast as the loop below, which does the same
-    for (; i + 8 <= dim; i += 8) {
-      const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bits + i));
-      _mm256_storeu_ps(out + i, _mm256_cvtph_ps(eight));
-    }
-#endif
     for (; i < dim; ++i) {
-      out[i] = detail::half_bits_to_float(bits[i]);
+      out[i] = detail::number(x.data, i);
     }
   }
 }
@@ -61,16 +45,21 @@ void to_floats(row<Scalar> x, index_t dim, float* out) {
 inline void to_floats(row<q8_0> x, index_t dim, float* out) {
   for (index_t begin = 0; begin < dim; begin += q8_0::size) {
     const q8_0& block = x.data[begin / q8_0::size];
+    const bool whole = dim - begin >= q8_0::size;
+    if constexpr (detail::widens<q8_0>) {
+      if (whole) [[likely]] {
+        detail::widening<q8_0> wide;
+        wide.begin(&block);
+        for (index_t i = 0; i < q8_0::size; i += detail::lanes) {
+          Eigen::internal::pstoreu(out + begin + i, wide(&block, i));
+        }
+        continue;
+      }
+    }
     const float scale = block.scale_as_float();
-    const auto number = [&](index_t i) { return scale * static_cast<float>(block.codes[i]); };
-    if (dim - begin >= q8_0::size) [[likely]] {
-      for (index_t i = 0; i < q8_0::size; ++i) {
-        out[begin + i] = number(i);
-      }
-    } else {
-      for (index_t i = 0; i < dim - begin; ++i) {
-        out[begin + i] = number(i);
-      }
+    const index_t count = whole ? q8_0::size : dim - begin;
+    for (index_t i = 0; i < count; ++i) {
+      out[begin + i] = scale * static_cast<float>(block.codes[i]);
     }
   }
 }

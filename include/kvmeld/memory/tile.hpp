@@ -6,6 +6,7 @@
 #include <algorithm>  // std::clamp
 
 #include "kvmeld/memory/convert.hpp"
+#include "kvmeld/memory/widen.hpp"
 
 namespace kvmeld::inline v0::detail {
 
@@ -18,13 +19,61 @@ inline constexpr index_t prefetch_distance = 8;
 
 /// Prefetches the first lines of the row `prefetch_distance` behind `row`: processors follow what
 /// is read in order by themselves, but start anew at every page.
-template <class Scalar>
-void prefetch_rows(const Scalar* row, std::ptrdiff_t stride) {
-  constexpr std::ptrdiff_t line = 64 / sizeof(Scalar), lines = 4;
-  const auto* const next = row + prefetch_distance * stride;
+template <class T>
+void prefetch_row(const T* row, std::ptrdiff_t stride) {
+  constexpr std::ptrdiff_t line = 64, lines = 4;
   for (std::ptrdiff_t i = 0; i < lines; ++i) {
-    Eigen::internal::prefetch(next + i * line);
+    Eigen::internal::prefetch(behind(row, prefetch_distance * stride + i * line));
   }
+}
+
+/// Prefetches what a loop over rows needs later. Rows in fewer bits are computed with for longer
+/// than they are read, so all of them are prefetched, evenly and as far behind as memory takes. Of
+/// floats one in `prefetch_distance` is.
+template <class Scalar>
+class prefetching {
+ public:
+  /// Of rows of `dim` from `first` on, `stride` bytes apart.
+  prefetching(const Scalar* /*first*/, index_t dim, std::ptrdiff_t stride) : stride_(stride) {
+    if constexpr (!floats) {
+      // The last line is mostly the next row's first.
+      bytes_ = static_cast<std::ptrdiff_t>(row_bytes(storage_of<Scalar>, dim)) - line;
+      ahead_ = std::max(far / stride, std::ptrdiff_t{prefetch_distance}) * stride;
+    }
+  }
+  /// Called before `prefetch_distance` rows, of which `width` numbers are read. Where a vector is a
+  /// whole line, products outrun a processor's own prefetcher: every line of as many rows, but of
+  /// the next ones. Narrower vectors leave it time, and a prefetch for each two would cost more
+  /// than it gains.
+  void several(const Scalar* row, index_t width) const {
+    if constexpr (floats && lanes * sizeof(float) < line) {
+      prefetch_row(row, stride_);
+    } else if constexpr (floats) {
+      const auto* next = behind(row, 2 * prefetch_distance * stride_);
+      for (index_t r = 0; r < prefetch_distance; ++r, next = behind(next, stride_)) {
+        for (index_t i = 0; i < width; i += lanes) {
+          Eigen::internal::prefetch(next + i);
+        }
+      }
+    }
+  }
+  /// Called before every row.
+  void one(const Scalar* row) const {
+    for (std::ptrdiff_t i = 0; !floats && i < bytes_; i += 2 * line) {
+      Eigen::internal::prefetch(behind(row, ahead_ + i));
+      Eigen::internal::prefetch(behind(row, ahead_ + i + line));
+    }
+  }
+
+ private:
+  static constexpr bool floats = std::same_as<Scalar, float>;
+  static constexpr std::ptrdiff_t line = 64, far = 8192;
+  std::ptrdiff_t stride_, bytes_ = 0, ahead_ = 0;
+};
+
+/// Bytes from one row of a tile to the next.
+inline std::ptrdiff_t bytes_apart(const tile& of) {
+  return of.outerStride() * std::ptrdiff_t{sizeof(float)};
 }
 
 /// `count` rows `row_of(first) ...` of a cache; `buffer [count, dim]` is used when they are not
@@ -44,7 +93,7 @@ tile load_tile(RowOf row_of, index_t first, index_t count, index_t dim, float* b
   const std::ptrdiff_t stride = count > 1 ? row_of(first + 1).data - row_of(first).data : 0;
   for (index_t i = 0; i < count; ++i) {
     const auto row = row_of(first + i);
-    prefetch_rows(row.data, stride);
+    prefetch_row(row.data, stride);
     to_floats(row, dim, buffer + std::ptrdiff_t{i} * dim);
   }
   return {buffer, count, dim, Eigen::OuterStride<>(dim)};
@@ -57,7 +106,7 @@ inline tile even_tile(const head_rows& l, index_t first, index_t count, index_t 
 
 /// Keys `first` to `first + count` − 1; `buffer [count, dim]` as above.
 inline tile load_keys(const head_ref& head, index_t first, index_t count, float* buffer) {
-  return head.even_keys()  // known without reading every address
+  return head.type().keys == storage::f32 && head.even_keys()  // known without every address
              ? even_tile(head.keys(), first, count, head.dim())
              : load_tile([&](index_t s) { return head.key(s); }, first, count, head.dim(), buffer);
 }
@@ -65,9 +114,59 @@ inline tile load_keys(const head_ref& head, index_t first, index_t count, float*
 /// ... values; `buffer [count, value_dim]`.
 inline tile load_values(const head_ref& head, index_t first, index_t count, float* buffer) {
   const index_t dim = head.value_dim();
-  return head.even_values()
+  return head.type().values == storage::f32 && head.even_values()
              ? even_tile(head.values(), first, count, dim)
              : load_tile([&](index_t s) { return head.value(s); }, first, count, dim, buffer);
+}
+
+/// Slots `[rows, cols]` as a cache holds them, evenly spaced; as `tile` is for floats.
+template <widens Scalar>
+class held_tile {
+ public:
+  held_tile(const head_rows& l, index_t first, index_t rows, index_t cols)
+      : data_(reinterpret_cast<const Scalar*>(l.slot(first))),
+        row_(l.row),
+        rows_(rows),
+        cols_(cols) {}
+  const Scalar* data() const { return data_; }
+  Eigen::Index rows() const { return rows_; }
+  Eigen::Index cols() const { return cols_; }
+  friend std::ptrdiff_t bytes_apart(const held_tile& of) { return of.row_; }
+
+ private:
+  const Scalar* data_;
+  std::ptrdiff_t row_;
+  index_t rows_, cols_;
+};
+
+/// What rows are read as: what they are held as where they are evenly spaced, one by one floats
+/// otherwise.
+inline storage read_as(storage type, bool even) {
+  const bool wide = type == storage::f16    ? widens<Eigen::half>
+                    : type == storage::bf16 ? widens<Eigen::bfloat16>
+                                            : type == storage::q8_0 && widens<q8_0>;
+  return even && wide ? type : storage::f32;
+}
+
+/// Calls `use` with rows `first` to `first + count` − 1 of a head's keys or values: a `held_tile`
+/// of the storage that they are read as, or for floats what `load` gives.
+template <class Load, class Use>
+void use_rows(storage read, const head_rows& l, index_t first, index_t count, index_t dim,
+              Load load, Use use) {
+  const auto held = [&]<class Scalar>(Scalar) {
+    if constexpr (widens<Scalar>) {
+      use(held_tile<Scalar>(l, first, count, dim));
+    }
+  };
+  if (read == storage::f32) [[likely]] {
+    use(load());
+  } else if (read == storage::q8_0) {
+    held(q8_0{});
+  } else if (read == storage::f16) {
+    held(Eigen::half{});
+  } else {
+    held(Eigen::bfloat16{});
+  }
 }
 
 /// Floats of the longest row, the most that one buffer on the stack holds: no frame is larger than

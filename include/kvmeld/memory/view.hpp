@@ -116,10 +116,10 @@ class head_ref {
   const head_rows& keys() const { return keys_; }
   const head_rows& values() const { return values_; }
 
-  /// Are the keys floats, contiguous and evenly spaced?
-  bool even_keys() const { return even_floats(keys_, type_.keys, dim_); }
+  /// Are the keys evenly spaced, the numbers of each side by side?
+  bool even_keys() const { return even(keys_, type_.keys, dim_); }
   /// ... the values?
-  bool even_values() const { return even_floats(values_, type_.values, value_dim_); }
+  bool even_values() const { return even(values_, type_.values, value_dim_); }
 
   /// Appends one token, `key [dim]` and `value [value_dim]`, at the next position, with log-mass 0;
   /// in one memory `value` is not read. Refused: no slot left (`no_capacity`), no page for it in
@@ -189,10 +189,9 @@ class head_ref {
     return {table_.pages == nullptr ? l.slot(s) : l.slot(s, table_), l.element, type};
   }
 
-  bool even_floats(const head_rows& l, storage type, index_t dim) const {
-    constexpr std::ptrdiff_t size = sizeof(float);
-    return type == storage::f32 && table_.pages == nullptr && l.element == size &&
-           l.row >= dim * size;
+  bool even(const head_rows& l, storage type, index_t dim) const {
+    const auto size = static_cast<std::ptrdiff_t>(element_bytes(type));
+    return table_.pages == nullptr && l.element == size && l.row >= row_size(type, dim) * size;
   }
 
   slot_metadata slots_;

@@ -20,9 +20,8 @@ namespace score {
 
 /// Slots swept at a time.
 inline constexpr index_t tile_slots = 128;
-/// Floats that stay in the nearest cache, and those of rows that are converted: they share it with
-/// the rows that are prefetched meanwhile.
-inline constexpr index_t near_floats = detail::row_floats, converted_floats = 2048;
+/// Floats that stay in the nearest cache.
+inline constexpr index_t near_floats = detail::row_floats;
 inline constexpr index_t swept_floats = 16384;
 /// Query heads per sweep; a larger group sweeps again.
 inline constexpr index_t sweep_group = 16;
@@ -75,16 +74,16 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
   if (head.check_finite()) {
     expect_finite("attend: expected finite q", q, std::ptrdiff_t{group} * dim);
   }
-  const bool converts = detail::floats_in(head.key(0)) == nullptr;
   const auto rows_of = [&](index_t floats) {
     return std::clamp(floats / head.row_dim(), index_t{1}, score::tile_slots);
   };
-  const index_t near = rows_of(score::near_floats),
-                rows = rows_of(converts ? score::converted_floats : score::swept_floats);
+  const index_t near = rows_of(score::near_floats), rows = rows_of(score::swept_floats);
   alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float buffer[detail::row_floats];
   alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float mass[score::sweep_group][score::tile_slots];
   const float lowest = -std::numeric_limits<float>::infinity();
   const bool compares = comparison != nullptr && comparison->requested();
+  const storage keys_as = detail::read_as(head.type().keys, head.even_keys() && !compares),
+                values_as = detail::read_as(head.type().values, head.even_values() && !compares);
   const score::logit_terms terms(head);
 
   for (index_t g0 = 0; g0 < group; g0 += score::sweep_group) {
@@ -99,13 +98,21 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
     for (index_t first = 0; first < n; first += rows) {
       const index_t count = std::min(rows, n - first);
       for (index_t i = 0; i < count; i += near) {
-        const auto keys = detail::load_keys(head, first + i, std::min(near, count - i), buffer);
-        const index_t compared = g0 == 0 && compares ? 1 : 0;  // queries
-        if (compared > 0) {
-          comparison->add_keys(first + i, keys, queries, mass[0] + i);
-        }
-        score::qk_tile(queries + std::ptrdiff_t{compared} * dim, heads - compared, keys,
-                       mass[compared] + i, score::tile_slots);
+        const index_t some = std::min(near, count - i);
+        detail::use_rows(
+            keys_as, head.keys(), first + i, some, dim,
+            [&] { return detail::load_keys(head, first + i, some, buffer); },
+            [&]<class Tile>(const Tile& keys) {
+              index_t compared = 0;  // queries
+              if constexpr (std::same_as<Tile, detail::tile>) {
+                if (g0 == 0 && compares) {
+                  comparison->add_keys(first + i, keys, queries, mass[0] + i);
+                  compared = 1;
+                }
+              }
+              score::qk_tile(queries + std::ptrdiff_t{compared} * dim, heads - compared, keys,
+                             mass[compared] + i, score::tile_slots);
+            });
       }
       for (index_t g = 0; g < heads; ++g) {
         if (terms.caps() && !requires { Mass::caps; }) {
@@ -133,11 +140,18 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
         Map<Eigen::VectorXf>(outputs + std::ptrdiff_t{g} * of_v, of_v) *= all[g].take(block);
       }
       for (index_t i = 0; i < count; i += near) {
-        const auto values = detail::load_values(head, first + i, std::min(near, count - i), buffer);
-        score::pv_tile(mass[0] + i, score::tile_slots, heads, values, outputs);
-        if (g0 == 0 && compares && comparison->values_requested()) {
-          comparison->add_values(first + i, values);
-        }
+        const index_t some = std::min(near, count - i);
+        detail::use_rows(
+            values_as, head.values(), first + i, some, of_v,
+            [&] { return detail::load_values(head, first + i, some, buffer); },
+            [&]<class Tile>(const Tile& values) {
+              score::pv_tile(mass[0] + i, score::tile_slots, heads, values, outputs);
+              if constexpr (std::same_as<Tile, detail::tile>) {
+                if (g0 == 0 && compares && comparison->values_requested()) {
+                  comparison->add_values(first + i, values);
+                }
+              }
+            });
       }
     }
     for (index_t g = 0; g < heads; ++g) {

@@ -129,10 +129,11 @@ void row_dots_and_norms(const detail::tile& keys, const float* const (&x)[N],
   const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
   const std::ptrdiff_t row = keys.outerStride();
   const float* k = keys.data();
+  const detail::prefetching prefetch(k, dim, bytes_apart(keys));
   index_t s = 0;
   for (; s + rows_at_once <= rows; s += rows_at_once, k += rows_at_once * row) {
     if (s % detail::prefetch_distance == 0) {
-      prefetch_block(k, row, dim);
+      prefetch.several(k, dim);
     }
     dots_and_squares_block<rows_at_once>(x, k, row, dim, dots, s, norms + s);
   }

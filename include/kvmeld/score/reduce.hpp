@@ -3,22 +3,20 @@
 /// one.
 #pragma once
 
-#include <Eigen/Core>
-
-#include "kvmeld/config.hpp"
+#include "kvmeld/memory/widen.hpp"
 
 namespace kvmeld::inline v0::score {
 inline namespace KVMELD_INSTRUCTIONS {
 
-using packet = Eigen::internal::packet_traits<float>::type;
-inline constexpr index_t lanes = Eigen::internal::packet_traits<float>::size;
+using detail::lanes;
+using detail::packet;
 
 /// Sums that are reduced together.
 inline constexpr index_t reduced = 8;
 #if defined(EIGEN_VECTORIZE_AVX512)
 /// `sums[r] = predux(x[r])`, to the bit, of eight packets at once: halves of two are added in one,
 /// until a number of each is left.
-inline void reduce(const packet* x, float* sums) {
+EIGEN_ALWAYS_INLINE void reduce(const packet* x, float* sums) {
   const auto halves = [](packet a, packet b) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
   };
@@ -35,7 +33,7 @@ inline void reduce(const packet* x, float* sums) {
 #elif defined(EIGEN_VECTORIZE_AVX2)
 /// `sums[r] = predux(x[r])`, to the bit, of eight packets at once: halves of two are added in one,
 /// until a number of each is left.
-inline void reduce(const packet* x, float* sums) {
+EIGEN_ALWAYS_INLINE void reduce(const packet* x, float* sums) {
   const auto halves = [](packet a, packet b) {
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
   };
@@ -49,7 +47,7 @@ inline void reduce(const packet* x, float* sums) {
   _mm256_storeu_ps(sums, _mm256_permutevar8x32_ps(all, order));
 }
 #else
-inline void reduce(const packet* x, float* sums) {
+EIGEN_ALWAYS_INLINE void reduce(const packet* x, float* sums) {
   KVMELD_UNROLL_EARLY
   for (index_t r = 0; r < reduced; ++r) {
     sums[r] = Eigen::internal::predux(x[r]);

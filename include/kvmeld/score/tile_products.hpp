@@ -4,9 +4,10 @@
 #pragma once
 
 #include <Eigen/Core>
-#include <algorithm>  // std::min
-#include <cmath>      // std::sqrt
-#include <cstddef>    // std::ptrdiff_t
+#include <algorithm>    // std::min
+#include <cmath>        // std::sqrt
+#include <cstddef>      // std::ptrdiff_t
+#include <type_traits>  // std::remove_cvref_t
 
 #include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/memory/tile.hpp"
@@ -22,41 +23,28 @@ inline index_t padded(index_t count) {
 
 inline namespace KVMELD_INSTRUCTIONS {
 
+using detail::bytes_apart;
+
 /// Sums that are kept in registers at a time: half of them, the rest hold what is multiplied.
 inline constexpr index_t sums_at_once = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 16 : 8;
 
-/// Called where `prefetch_distance` rows from `row` on are about to be read: prefetches what comes
-/// behind. Where a vector is a whole line, products outrun a processor's own prefetcher: every line
-/// of as many rows, but of the next ones. Narrower vectors leave it time, and a prefetch for each
-/// two would cost more than it gains.
-inline void prefetch_block(const float* row, std::ptrdiff_t stride, index_t dim) {
-  constexpr index_t line = 64 / sizeof(float), rows = detail::prefetch_distance;
-  if constexpr (lanes < line) {
-    detail::prefetch_rows(row, stride);
-    return;
-  }
-  const float* next = row + 2 * rows * stride;
-  for (index_t r = 0; r < rows; ++r, next += stride) {
-    for (index_t i = 0; i < dim; i += line) {
-      Eigen::internal::prefetch(next + i);
-    }
-  }
-}
-
 /// `sum` and the products of the elements that no packet holds.
-inline float with_rest(float sum, const float* x, const float* y, index_t i, index_t dim) {
+template <class Scalar>
+float with_rest(float sum, const float* x, const Scalar* y, index_t i, index_t dim) {
   for (; i < dim; ++i) {
-    sum = detail::multiply_add(x[i], y[i], sum);
+    sum = detail::multiply_add(x[i], detail::number(y, i), sum);
   }
   return sum;
 }
 
-/// `dots[g][s] = q_g · k_s` for `Q` queries and `R` rows. A product's order of summation depends on
-/// `dim` alone: equal rows have equal products.
-template <index_t Q, index_t R>
-void dot_block(const float* q, std::ptrdiff_t query, const float* k, std::ptrdiff_t row,
-               index_t dim, float* dots, std::ptrdiff_t next) {
+/// `dots[g][s] = q_g · k_s` for `Q` queries and `R` rows, `row` bytes apart. A product's order of
+/// summation depends on `dim` alone: equal rows have equal products, whatever they are held as.
+template <index_t Q, index_t R, class Scalar>
+EIGEN_ALWAYS_INLINE void dot_block(const float* q, std::ptrdiff_t query, const Scalar* k,
+                                   std::ptrdiff_t row, index_t dim, float* dots,
+                                   std::ptrdiff_t next) {
   using namespace Eigen::internal;
+  using widening = detail::widening<Scalar>;
   packet sum[Q][R];
   KVMELD_UNROLL_EARLY
   for (index_t g = 0; g < Q; ++g) {
@@ -66,18 +54,27 @@ void dot_block(const float* q, std::ptrdiff_t query, const float* k, std::ptrdif
     }
   }
   index_t i = 0;
-  for (; i + lanes <= dim; i += lanes) {
-    packet keys[R];
+  while (i + lanes <= dim) {
+    const Scalar* const x = widening::at(k, i);
+    widening wide[R];
     KVMELD_UNROLL_EARLY
     for (index_t r = 0; r < R; ++r) {
-      keys[r] = ploadu<packet>(k + r * row + i);
+      wide[r].begin(detail::behind(x, r * row));
     }
-    KVMELD_UNROLL_EARLY
-    for (index_t g = 0; g < Q; ++g) {
-      const packet x = ploadu<packet>(q + g * query + i);
+    const index_t packets = widening::step == lanes ? 1 : std::min(widening::step, dim - i) / lanes;
+    for (index_t c = 0; c < packets; ++c, i += lanes) {
+      packet keys[R];
       KVMELD_UNROLL_EARLY
       for (index_t r = 0; r < R; ++r) {
-        sum[g][r] = pmadd(x, keys[r], sum[g][r]);
+        keys[r] = wide[r](detail::behind(x, r * row), c * lanes);
+      }
+      KVMELD_UNROLL_EARLY
+      for (index_t g = 0; g < Q; ++g) {
+        const packet of_q = ploadu<packet>(q + g * query + i);
+        KVMELD_UNROLL_EARLY
+        for (index_t r = 0; r < R; ++r) {
+          sum[g][r] = pmadd(of_q, keys[r], sum[g][r]);
+        }
       }
     }
   }
@@ -101,32 +98,37 @@ void dot_block(const float* q, std::ptrdiff_t query, const float* k, std::ptrdif
   for (index_t g = 0; g < Q && i < dim; ++g) {
     for (index_t r = 0; r < R; ++r) {
       float& dot = dots[g * next + r];
-      dot = with_rest(dot, q + g * query, k + r * row, i, dim);
+      dot = with_rest(dot, q + g * query, detail::behind(k, r * row), i, dim);
     }
   }
 }
 
-template <index_t Q>
-void dot_rows(const float* q, std::ptrdiff_t query, const detail::tile& keys, float* dots,
+template <index_t Q, class Tile>
+void dot_rows(const float* q, std::ptrdiff_t query, const Tile& keys, float* dots,
               std::ptrdiff_t next) {
   constexpr index_t rows_at_once = sums_at_once / Q > 8 ? 8 : sums_at_once / Q;
   const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
-  const std::ptrdiff_t row = keys.outerStride();
+  const std::ptrdiff_t row = bytes_apart(keys);
+  const detail::prefetching prefetch(keys.data(), dim, row);
   index_t s = 0;
   for (; s + rows_at_once <= rows; s += rows_at_once) {
+    const auto* const k = detail::behind(keys.data(), s * row);
     if (rows_at_once == detail::prefetch_distance || s % detail::prefetch_distance == 0) {
-      prefetch_block(keys.data() + s * row, row, dim);
+      prefetch.several(k, dim);
     }
-    dot_block<Q, rows_at_once>(q, query, keys.data() + s * row, row, dim, dots + s, next);
+    for (index_t r = 0; r < rows_at_once; ++r) {
+      prefetch.one(detail::behind(k, r * row));
+    }
+    dot_block<Q, rows_at_once>(q, query, k, row, dim, dots + s, next);
   }
   for (; s < rows; ++s) {
-    dot_block<Q, 1>(q, query, keys.data() + s * row, row, dim, dots + s, next);
+    dot_block<Q, 1>(q, query, detail::behind(keys.data(), s * row), row, dim, dots + s, next);
   }
 }
 
 /// `dots [queries, next] = q [queries, dim] · keysᵀ`, the first `keys.rows()` of each row.
-inline void qk_tile(const float* q, index_t queries, const detail::tile& keys, float* dots,
-                    std::ptrdiff_t next) {
+template <class Tile = detail::tile>
+void qk_tile(const float* q, index_t queries, const Tile& keys, float* dots, std::ptrdiff_t next) {
   const std::ptrdiff_t dim = keys.cols();
   index_t g = 0;
   for (; g + 4 <= queries; g += 4) {
@@ -141,46 +143,68 @@ inline void qk_tile(const float* q, index_t queries, const detail::tile& keys, f
 }
 
 /// `out_g += Σ_s p_gs v_s` for `Q` queries and `P` packets of elements from `i` on.
-template <index_t Q, index_t P>
-void sum_block(const float* p, std::ptrdiff_t next, const detail::tile& values, index_t i,
-               float* out, std::ptrdiff_t query) {
+template <index_t Q, index_t P, class Tile>
+void sum_block(const float* p, std::ptrdiff_t next, const Tile& values, index_t i, float* out,
+               std::ptrdiff_t query) {
   using namespace Eigen::internal;
+  using widening = detail::widening<std::remove_cvref_t<decltype(*values.data())>>;
   packet sum[Q][P];
+  KVMELD_UNROLL_EARLY
   for (index_t g = 0; g < Q; ++g) {
+    KVMELD_UNROLL_EARLY
     for (index_t c = 0; c < P; ++c) {
       sum[g][c] = ploadu<packet>(out + g * query + i + std::ptrdiff_t{c} * lanes);
     }
   }
-  const std::ptrdiff_t row = values.outerStride();
-  const float* v = values.data() + i;
+  const std::ptrdiff_t row = bytes_apart(values);
+  const auto* v = widening::at(values.data(), i);
+  // A row is prefetched once, with its beginning.
+  const auto cols = static_cast<index_t>(values.cols());
+  const detail::prefetching prefetch(values.data(), i == 0 ? cols : 0, row);
+  // 0 unless all packets are of one step.
+  const index_t within = widening::step == lanes ? 0 : i % widening::step;
   const Eigen::Index rows_at_once = P > 1 ? Eigen::Index{detail::prefetch_distance} : values.rows();
   for (Eigen::Index begin = 0; begin < values.rows(); begin += rows_at_once) {
     const Eigen::Index end = std::min(begin + rows_at_once, values.rows());
-    if constexpr (P > 1) {  // the rest of a row is prefetched with its beginning
-      prefetch_block(v, row, P * lanes);
+    if constexpr (P > 1) {
+      prefetch.several(v, P * lanes);
     }
-    for (Eigen::Index s = begin; s < end; ++s, v += row) {
-      packet value[P];
-      for (index_t c = 0; c < P; ++c) {
-        value[c] = ploadu<packet>(v + std::ptrdiff_t{c} * lanes);
+    for (Eigen::Index s = begin; s < end; ++s, v = detail::behind(v, row)) {
+      if constexpr (P > 1) {
+        prefetch.one(v);
       }
+      packet value[P];
+      widening wide;
+      KVMELD_UNROLL_EARLY
+      for (index_t c = 0; c < P; ++c) {
+        constexpr index_t step = widening::step;
+        const auto* const x = widening::at(v, c * lanes);
+        if (c * lanes % step == 0) {
+          wide.begin(x);
+        }
+        value[c] = wide(x, within + c * lanes % step);
+      }
+      KVMELD_UNROLL_EARLY
       for (index_t g = 0; g < Q; ++g) {
         const packet weight = pset1<packet>(p[g * next + s]);
+        KVMELD_UNROLL_EARLY
         for (index_t c = 0; c < P; ++c) {
           sum[g][c] = pmadd(weight, value[c], sum[g][c]);
         }
       }
     }
   }
+  KVMELD_UNROLL_EARLY
   for (index_t g = 0; g < Q; ++g) {
+    KVMELD_UNROLL_EARLY
     for (index_t c = 0; c < P; ++c) {
       pstoreu(out + g * query + i + std::ptrdiff_t{c} * lanes, sum[g][c]);
     }
   }
 }
 
-template <index_t Q>
-void sum_rows(const float* p, std::ptrdiff_t next, const detail::tile& values, float* out,
+template <index_t Q, class Tile>
+void sum_rows(const float* p, std::ptrdiff_t next, const Tile& values, float* out,
               std::ptrdiff_t query) {
   constexpr index_t packets_at_once = sums_at_once / Q > 8 ? 8 : sums_at_once / Q;
   const auto dim = static_cast<index_t>(values.cols());
@@ -195,7 +219,8 @@ void sum_rows(const float* p, std::ptrdiff_t next, const detail::tile& values, f
     for (index_t g = 0; g < Q; ++g) {
       float sum = out[g * query + i];
       for (Eigen::Index s = 0; s < values.rows(); ++s) {
-        sum = detail::multiply_add(p[g * next + s], values(s, i), sum);
+        const auto* const value = detail::behind(values.data(), s * bytes_apart(values));
+        sum = detail::multiply_add(p[g * next + s], detail::number(value, i), sum);
       }
       out[g * query + i] = sum;
     }
@@ -203,8 +228,8 @@ void sum_rows(const float* p, std::ptrdiff_t next, const detail::tile& values, f
 }
 
 /// `out [queries, dim] += p [queries, next] · values`, of the first `values.rows()` of each row.
-inline void pv_tile(const float* p, std::ptrdiff_t next, index_t queries,
-                    const detail::tile& values, float* out) {
+template <class Tile = detail::tile>
+void pv_tile(const float* p, std::ptrdiff_t next, index_t queries, const Tile& values, float* out) {
   const std::ptrdiff_t dim = values.cols();
   index_t g = 0;
   for (; g + 4 <= queries; g += 4) {

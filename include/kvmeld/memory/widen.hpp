@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT
+/// Numbers of any storage in a vector's register, as floats: exact, so that products of a row have
+/// the same bits whatever it is held as.
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>  // std::copy_n
+#include <bit>        // std::bit_cast
+#include <concepts>   // std::same_as
+
+#include "kvmeld/memory/row.hpp"
+
+namespace kvmeld::inline v0::detail {
+inline namespace KVMELD_INSTRUCTIONS {
+
+using packet = Eigen::internal::packet_traits<float>::type;
+inline constexpr index_t lanes = Eigen::internal::packet_traits<float>::size;
+
+/// Number `i` of a row.
+template <class Scalar>
+float number(const Scalar* row, index_t i) {
+  if constexpr (std::same_as<Scalar, float>) {
+    return row[i];
+  } else if constexpr (std::same_as<Scalar, Eigen::half>) {
+    return half_bits_to_float(row[i].x);
+  } else if constexpr (std::same_as<Scalar, Eigen::bfloat16>) {
+    return std::bit_cast<float>(std::uint32_t{row[i].value} << 16);
+  } else {
+    return row[i / q8_0::size][i % q8_0::size];
+  }
+}
+
+// `[lanes]` numbers of a storage. Without an instruction for them there is none here.
+EIGEN_ALWAYS_INLINE packet widened(const float* x) { return Eigen::internal::ploadu<packet>(x); }
+#if defined(EIGEN_VECTORIZE_AVX512)
+EIGEN_ALWAYS_INLINE packet widened(const Eigen::half* x) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+}
+EIGEN_ALWAYS_INLINE packet widened(const Eigen::bfloat16* x) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+EIGEN_ALWAYS_INLINE packet widened(const std::int8_t* x) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
+}
+#elif defined(EIGEN_VECTORIZE_AVX2) && defined(__F16C__)
+EIGEN_ALWAYS_INLINE packet widened(const Eigen::half* x) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+}
+EIGEN_ALWAYS_INLINE packet widened(const Eigen::bfloat16* x) {
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+EIGEN_ALWAYS_INLINE packet widened(const std::int8_t* x) {
+  const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(x));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
+}
+#elif defined(EIGEN_VECTORIZE_SSE) && !defined(EIGEN_VECTORIZE_AVX)
+EIGEN_ALWAYS_INLINE packet widened(const Eigen::bfloat16* x) {
+  const __m128i bits = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(x));
+  return _mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), bits));
+}
+EIGEN_ALWAYS_INLINE packet widened(const std::int8_t* x) {
+  std::int32_t four;
+  std::copy_n(x, lanes, reinterpret_cast<std::int8_t*>(&four));
+  const __m128i bytes = _mm_cvtsi32_si128(four), twice = _mm_unpacklo_epi8(bytes, bytes);
+  return _mm_cvtepi32_ps(_mm_srai_epi32(_mm_unpacklo_epi16(twice, twice), 24));
+}
+#elif defined(EIGEN_VECTORIZE_NEON) && defined(__aarch64__)
+EIGEN_ALWAYS_INLINE packet widened(const Eigen::half* x) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const std::uint16_t*>(x))));
+}
+EIGEN_ALWAYS_INLINE packet widened(const Eigen::bfloat16* x) {
+  const uint16x4_t bits = vld1_u16(reinterpret_cast<const std::uint16_t*>(x));
+  return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(bits), 16));
+}
+EIGEN_ALWAYS_INLINE packet widened(const std::int8_t* x) {
+  std::uint32_t four;
+  std::copy_n(x, lanes, reinterpret_cast<std::int8_t*>(&four));
+  const int16x8_t codes = vmovl_s8(vcreate_s8(four));
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(codes)));
+}
+#endif
+
+/// The scale of a block, in every lane.
+EIGEN_ALWAYS_INLINE packet scale_of(const q8_0& block) {
+#if defined(EIGEN_VECTORIZE_AVX512)
+  return _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<short>(block.scale.x)));
+#elif defined(EIGEN_VECTORIZE_AVX2) && defined(__F16C__)
+  return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(block.scale.x)));
+#else
+  return Eigen::internal::pset1<packet>(block.scale_as_float());
+#endif
+}
+
+/// What a packet of a storage's numbers is read from.
+template <class Scalar>
+using held_number = std::conditional_t<std::same_as<Scalar, q8_0>, std::int8_t, Scalar>;
+/// Storages whose numbers an instruction widens; others are converted one by one.
+template <class Scalar>
+concept widens = requires(const held_number<Scalar>* x) {
+  widened(x);
+};
+
+/// The packets of a row, a `step` of numbers at a time that begins at `at(row, i)`: a block of
+/// Q8_0, whose scale is read once, or of other storages a packet.
+template <class Scalar>
+struct widening {
+  static constexpr bool blocks = std::same_as<Scalar, q8_0>;
+  static constexpr index_t step = blocks ? q8_0::size : lanes;
+  packet scale;  ///< of a block
+
+  static const Scalar* at(const Scalar* row, index_t i) { return row + (blocks ? i / step : i); }
+  EIGEN_ALWAYS_INLINE void begin(const Scalar* x) {
+    if constexpr (blocks) {
+      scale = scale_of(*x);
+    }
+  }
+  /// From number `i` of the step on.
+  EIGEN_ALWAYS_INLINE packet operator()(const Scalar* x, index_t i) const {
+    if constexpr (blocks) {
+      return Eigen::internal::pmul(scale, widened(x->codes + i));
+    } else {
+      return widened(x + i);
+    }
+  }
+};
+
+/// What is `bytes` behind `x`: rows of any storage lie at any distance.
+template <class T>
+const T* behind(const T* x, std::ptrdiff_t bytes) {
+  return reinterpret_cast<const T*>(reinterpret_cast<const std::byte*>(x) + bytes);
+}
+
+}  // namespace KVMELD_INSTRUCTIONS
+}  // namespace kvmeld::inline v0::detail
