@@ -47,6 +47,17 @@ index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candi
   return best;
 }
 
+/// Does `holds` for any of the slots from `first` before `end`? Without branches, so that compilers
+/// take many.
+template <class Holds>
+bool any_slot(index_t first, index_t end, Holds holds) {
+  int any = 0;
+  for (index_t s = first; s < end; ++s) {
+    any |= static_cast<int>(holds(s));
+  }
+  return any != 0;
+}
+
 /// The same from `comparison`, if it is about slot `c`: `‖x‖² − 2 x·y + ‖y‖²`, and where
 /// rounding does not decide, the distances themselves.
 template <class Candidate>
@@ -61,28 +72,43 @@ index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candi
   const float own = norm[c], unsure = static_cast<float>(head.dim() + 16) * 2.5e-7F;
   const auto about = [&](index_t r) { return norm[r] * norm[r] - 2 * dot[r] + own * own; };
   const auto off = [&](index_t r) { return unsure * (norm[r] + own) * (norm[r] + own); };
+  const auto some_slots = [n](auto use) {
+    for (index_t first = 0; first < n; first += detail::max_tile_slots) {
+      use(first, std::min(first + detail::max_tile_slots, n));
+    }
+  };
   float within = std::numeric_limits<float>::infinity();
-  for (index_t r = 0; r < n; ++r) {
-    const float at_most = about(r) + off(r);
-    if (!(std::abs(at_most) <= std::numeric_limits<float>::max())) {
-      return nearest_by_distance(head, c, candidate);
+  bool finite = true;
+  some_slots([&](index_t first, index_t end) {
+    const auto at_most = [&](index_t r) { return about(r) + off(r); };
+    finite = finite && !any_slot(first, end, [&](index_t r) {
+               return !(std::abs(at_most(r)) <= std::numeric_limits<float>::max());
+             });
+    const bool any = any_slot(first, end, [&](index_t r) { return at_most(r) < within; });
+    for (index_t r = first; any && r < end; ++r) {
+      if (at_most(r) < within && r != c && candidate(r)) {
+        within = at_most(r);
+      }
     }
-    if (at_most < within && r != c && candidate(r)) {
-      within = at_most;
-    }
+  });
+  if (!finite) {
+    return nearest_by_distance(head, c, candidate);
   }
   float key[detail::row_floats];
   index_t best = -1;
   float least = 0;
   to_floats(head.key(c), head.dim(), key);
-  for (index_t r = 0; r < n; ++r) {
-    if (about(r) - off(r) <= within && r != c && candidate(r)) {
-      const float square = key_distance(head, r, key);
-      if (best < 0 || square < least) {
-        best = r, least = square;
+  some_slots([&](index_t first, index_t end) {
+    const auto may_be = [&](index_t r) { return about(r) - off(r) <= within; };
+    for (index_t r = any_slot(first, end, may_be) ? first : end; r < end; ++r) {
+      if (may_be(r) && r != c && candidate(r)) {
+        const float square = key_distance(head, r, key);
+        if (best < 0 || square < least) {
+          best = r, least = square;
+        }
       }
     }
-  }
+  });
   return best;
 }
 

@@ -88,6 +88,16 @@ KVMELD_NOINLINE void dots_and_norms(const kv_head auto& head, index_t first, ind
       dot, norm);
 }
 
+/// `cosines [count]` from products, `dot`, and norms `own` and `norm`; 0 where a norm is. Without
+/// branches, so that compilers take many.
+inline void cosines_of(const float* dot, const float* norm, float own, index_t count,
+                       float* cosines) {
+  for (index_t i = 0; i < count; ++i) {
+    const float norms = own * norm[i], cosine = dot[i] / (norms > 0 ? norms : 1.0F);
+    cosines[i] = norms > 0 ? cosine : 0.0F;
+  }
+}
+
 /// `cosines [count]` of row `e` with rows `first` on, keys or values.
 template <bool values>
 KVMELD_NOINLINE void cosines_with(const kv_head auto& head, index_t e, index_t first, index_t count,
@@ -100,9 +110,7 @@ KVMELD_NOINLINE void cosines_with(const kv_head auto& head, index_t e, index_t f
   for (index_t i = 0; i < count; i += rows) {
     const index_t some = std::min(rows, count - i);
     dots_and_norms<values>(head, first + i, some, x, dot, norm);
-    for (index_t j = 0; j < some; ++j) {
-      cosines[i + j] = own * norm[j] > 0 ? dot[j] / (own * norm[j]) : 0.0F;
-    }
+    cosines_of(dot, norm, own, some, cosines + i);
   }
 }
 
@@ -112,32 +120,34 @@ template <class Candidate>
 search::near_slot ems_nearest(const kv_head auto& head, index_t e, Candidate candidate,
                               const fused_similarity& comparison) {
   const index_t n = head.length();
-  const auto cosine = [](float dot, float a, float b) { return a * b > 0 ? dot / (a * b) : 0.0F; };
-  search::near_slot best;
-  const auto compare = [&](index_t s, float k, float v) {
-    const float both = rank(k < 0 && v < 0 ? -k * v : k * v);
-    if (candidate(s)) {
-      take_nearer(head, {s, both}, best);
-    }
+  const bool compared = comparison.is_about(e, n);
+  const auto from = [e](const fused_similarity::products& x, index_t first, index_t count,
+                        float* cosines) {
+    cosines_of(x.dot.data() + first, x.norm.data() + first, x.norm[as_size(e)], count, cosines);
   };
-  if (comparison.is_about(e, n)) {
-    const fused_similarity::products &keys = comparison.keys(), &values = comparison.values();
-    const auto of = [&](const fused_similarity::products& x, index_t s) {
-      const auto at = [](const std::vector<float>& y, index_t i) { return y[as_size(i)]; };
-      return cosine(at(x.dot, s), at(x.norm, e), at(x.norm, s));
-    };
-    for (index_t s = 0; s < n; ++s) {
-      compare(s, of(keys, s), of(values, s));
-    }
-    return best;
-  }
+  search::near_slot best;
   float keys[max_tile_slots], values[max_tile_slots];
   for (index_t first = 0; first < n; first += max_tile_slots) {
     const index_t count = std::min(max_tile_slots, n - first);
-    cosines_with<false>(head, e, first, count, keys);
-    cosines_with<true>(head, e, first, count, values);
+    if (compared) {
+      from(comparison.keys(), first, count, keys);
+      from(comparison.values(), first, count, values);
+    } else {
+      cosines_with<false>(head, e, first, count, keys);
+      cosines_with<true>(head, e, first, count, values);
+    }
+    float* const both = keys;
+    int nearer = best.slot < 0 ? 1 : 0;  // is any? Mostly none.
     for (index_t i = 0; i < count; ++i) {
-      compare(first + i, keys[i], values[i]);
+      const float product = keys[i] * values[i];
+      const int opposites = static_cast<int>(keys[i] < 0) & static_cast<int>(values[i] < 0);
+      both[i] = rank(opposites != 0 ? -product : product);
+      nearer |= static_cast<int>(both[i] >= best.cosine);
+    }
+    for (index_t i = 0; nearer != 0 && i < count; ++i) {
+      if (candidate(first + i)) {
+        take_nearer(head, {first + i, both[i]}, best);
+      }
     }
   }
   return best;
