@@ -154,11 +154,10 @@ class basic_any_policy {
 using any_massfold = massfold<basic_any_policy<snapkv, dropkv, h2o, tova, kvzip>>;
 
 /// Every policy of the library.
-using any_policy =
-    basic_any_policy<full_cache, streaming_llm, h2o, snapkv, zsmerge, d2o, kvmerger, ems, keepkv,
-                     attention_matching, kvzip, fold, random_tokens, tova, roco, scissorhands, r_kv,
-                     key_diff, expected_attention, triattention, centroids, compactor, cam, dropkv,
-                     any_massfold>;
+using any_policy = basic_any_policy<full_cache, streaming_llm, h2o, snapkv, zsmerge, d2o, kvmerger,
+                                    ems, keepkv, attention_matching, kvzip, fold, random_tokens,
+                                    tova, roco, scissorhands, r_kv, key_diff, expected_attention,
+                                    triattention, centroids, compactor, cam, dropkv, any_massfold>;
 
 static_assert(policy<any_policy>);
 

@@ -24,8 +24,7 @@ struct cluster_scratch {
 /// members stays where it is, at first at its seed. A warp a centre, which may have hundreds.
 struct mean_centres {
   static constexpr index_t threads = 256;
-  static constexpr index_t most_own = point_rows::most_depth / 256;  // packs of a lane
-  static constexpr index_t some = 4;                                 // members in flight
+  static constexpr index_t some = 4;  // members in flight
   struct shared_memory {};
 
   clustered_points x;
@@ -50,53 +49,42 @@ struct mean_centres {
  private:
   KVMELD_DEVICE bool place(index_t h, index_t c, const index_t* slots, index_t size) const {
     const point_rows& to = work.means;
-    float sum[most_own][8] = {}, total = 0;
-    for (index_t base = 0; base < size; base += 32) {
-      const index_t mine = slots[base + lane() < size ? base + lane() : 0];
-      const float weight = size == 1 ? 1.0F : x.weight[x.at(h, mine)];
-      const index_t count = size - base < 32 ? size - base : 32;
-      KVMELD_ROLLED
-      for (index_t e0 = 0; e0 < count; e0 += some) {
-        vector_16<half> row[some][most_own];
-        KVMELD_UNROLL
-        for (index_t e = 0; e < some; ++e) {
-          const half* const from = x.points.row(h, shuffle(mine, e0 + e));
+    float square = 0;
+    KVMELD_ROLLED
+    for (index_t column = 0; column < to.depth; column += 256) {
+      const index_t i = column + lane() * 8;
+      float sum[8] = {}, total = 0;
+      for (index_t base = 0; base < size; base += 32) {
+        const index_t mine = slots[base + lane() < size ? base + lane() : 0];
+        const float weight = size == 1 ? 1.0F : x.weight[x.at(h, mine)];
+        const index_t count = size - base < 32 ? size - base : 32;
+        KVMELD_ROLLED
+        for (index_t e0 = 0; e0 < count; e0 += some) {
+          vector_16<half> row[some];
           KVMELD_UNROLL
-          for (index_t u = 0; u < most_own; ++u) {
-            if (const index_t i = u * 256 + lane() * 8; i < to.depth && e0 + e < count) {
-              row[e][u] = load_16(from + i);
-            }
+          for (index_t e = 0; e < some; ++e) {
+            const half* const from = x.points.row(h, shuffle(mine, e0 + e));
+            row[e] = i < to.depth && e0 + e < count ? load_16(from + i) : vector_16<half>{};
           }
-        }
-        KVMELD_UNROLL
-        for (index_t e = 0; e < some; ++e) {
-          const float w = shuffle(weight, e0 + e);
-          if (e0 + e < count) {
+          KVMELD_UNROLL
+          for (index_t e = 0; e < some; ++e) {
+            const float w = e0 + e < count ? shuffle(weight, e0 + e) : 0.0F;
             total += w;
             KVMELD_UNROLL
-            for (index_t u = 0; u < most_own; ++u) {
-              if (u * 256 + lane() * 8 < to.depth) {
-                KVMELD_UNROLL
-                for (index_t j = 0; j < 8; ++j) {
-                  sum[u][j] += w * to_float(row[e][u][j]);
-                }
-              }
+            for (index_t j = 0; j < 8; ++j) {
+              sum[j] += w * to_float(row[e][j]);
             }
           }
         }
       }
-    }
-    if (!(total > 0)) {
-      return false;
-    }
-    float square = 0;
-    KVMELD_UNROLL
-    for (index_t u = 0; u < most_own; ++u) {
-      if (const index_t i = u * 256 + lane() * 8; i < to.depth) {
+      if (!(total > 0)) {
+        return false;
+      }
+      if (i < to.depth) {
         vector_16<half> y;
         KVMELD_UNROLL
         for (index_t j = 0; j < 8; ++j) {
-          y[j] = from_float<half>(sum[u][j] / total);
+          y[j] = from_float<half>(sum[j] / total);
           square += to_float(y[j]) * to_float(y[j]);
         }
         store_16(to.row(h, c) + i, y);
