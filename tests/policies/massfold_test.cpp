@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// massfold on policies that evict: against its oracle, and what it leaves as it is.
+// massfold on policies that evict: against its oracle, and what it leaves as it is. A scorer of
+// its.
 #include "kvmeld/policies/massfold.hpp"
 
 #include <catch2/catch.hpp>
@@ -75,4 +76,22 @@ TEST_CASE("massfold refuses scores that have no logarithm", "[massfold][errors]"
   CHECK_THROWS_WITH(fixtures::compress(policy, kv, state, kvmeld::no_queries, budget{20}),
                     Catch::Contains("negative+massfold: expected scores of at least 0, got -1"));
   CHECK(kv.head(0).length() == 60);
+}
+
+TEST_CASE("dropkv tells slots apart that have nearly all attention", "[dropkv]") {
+  // Slot 20 has all attention but exp(-25), which slot 30 has: 1 - p and v - o are 0 in floats.
+  auto kv = fixtures::random_cache(60, 1, 1);
+  const auto head = kv.head(0);
+  for (index_t s = 0; s < 60; ++s) {
+    head.key(s)[0] = s == 20 ? 40.0F : s == 30 ? 15.0F : 0.0F;
+    head.value(s)[0] = s == 30 ? 3.0F : 1.0F;
+  }
+  const kvmeld::dropkv policy{.window = 4, .kernel = 1};
+  auto state = fixtures::make_state(policy, kv);
+  fixtures::queries queries(60, 1, 1);
+  std::ranges::fill(queries.data, 1.0F);
+  kvmeld::observe(policy, kv.head(0), state[0], queries.view());
+  // Without it the outputs of four queries are slot 30's value: 3, not 1.
+  CHECK(state[0].column(0)[20] == Approx(4 * 4).epsilon(1e-4));
+  CHECK(state[0].column(0)[30] == Approx(4 * 4 * std::exp(-50.0)).epsilon(1e-4));
 }
