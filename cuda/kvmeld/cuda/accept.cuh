@@ -33,7 +33,8 @@ struct list_accepting {
 /// device, as so many calls of `step`, to the bit; the others were never there. Equals
 /// `compressor::accept`. `queries`, `out` `[tokens, heads, group, dim]`, `keys` and `values`
 /// `[tokens, heads, dim]`, by place; outputs that are not accepted stay as they were. `list
-/// [heads]` is scratch. A launch and those of a step per drafted token. Refused: as of `step`.
+/// [heads]` is scratch. A launch and those of a step per drafted token. Refused, with `list`
+/// written: as of `step`.
 template <class Policy, class Scalar, budgets Budgets = budget>
 void accept(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
             const Scalar* queries, const new_tokens<Scalar>& drafted, index_t tokens,

@@ -119,7 +119,7 @@ struct engine {
   /// Pages in use, as far as they have come; `must`: nothing goes on without them.
   void take_counts(bool must) {
     bool there = since >= 0 && is_done(done.of);
-    while (since >= 0 && !there && (must || since == ahead - 1)) {
+    while (since >= 0 && !there && (must || since == (ahead - 1) / 2)) {
       there = is_done(done.of);
     }
     for (index_t r = 0; r < requests && there; ++r) {

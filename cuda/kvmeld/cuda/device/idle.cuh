@@ -23,6 +23,8 @@ KVMELD_DEVICE bool is_idle(const Part& part) {
     return is_idle(part.attend);
   } else if constexpr (requires { part.of.active; }) {
     return is_idle(part.of);
+  } else if constexpr (requires { part.of.cache; }) {
+    return is_idle(part.of);
   } else if constexpr (requires { part.x.active; }) {
     return is_idle(part.x);
   } else if constexpr (requires { part.first.cache; }) {

@@ -29,8 +29,9 @@ class head_budgets {
       bounds_[0].slots = &x == host.data() ? x.slots : std::min(bounds_[0].slots, x.slots);
     }
   }
-  /// Budgets `device [heads]` that change between replays of a graph, with targets within those of
-  /// two that are checked. They have triggers where these two have.
+  /// Budgets `device [heads]` that change between replays of a graph, within two that are checked:
+  /// a target or a trigger outside is taken as the nearer of theirs. Where these have no trigger,
+  /// none has.
   static head_budgets within(const budget& least, const budget& most, const budget* device) {
     head_budgets x;
     x.bounds_[0] = least, x.bounds_[1] = most, x.device_ = device, x.each_ = true;
@@ -85,7 +86,13 @@ class head_budgets {
     const budget x = device_[h];
     const index_t least = bounds_[0].slots, most = bounds_[1].slots,
                   target = x.slots < most ? x.slots : most;
-    return {target > least ? target : least, triggers_ ? x.trigger : 0};
+    index_t trigger = triggers_ ? x.trigger : 0;
+    if (within_) {
+      const index_t low = bounds_[0].trigger, high = bounds_[1].trigger;
+      trigger = trigger < high ? trigger : high;
+      trigger = low > 0 && trigger < low ? low : trigger;
+    }
+    return {target > least ? target : least, trigger};
   }
 
  private:

@@ -68,11 +68,14 @@ inline index_t lookahead_count(index_t queries, const lookahead_options& options
 /// `kvmeld::lookahead`: queries spread over the prompt, turned to the positions to come, into
 /// `out [heads, group, lookahead_count, dim]` and `position [heads, lookahead_count]`, which
 /// `compress` takes with `position_head = lookahead_count`. One launch. Refused: a rotation of part
-/// of a head.
+/// of a head, prompts of several lengths.
 template <class Scalar>
 void lookahead(const cache_view<Scalar>& cache, const query_rows<Scalar>& queries,
                const lookahead_options& options, Scalar* out, index_t* position, stream stream) {
   check(cache);
+  check(queries, 1, "cuda lookahead");
+  expects(errc::unsupported, queries.indptr == nullptr,
+          "cuda lookahead: expected prompts of one length, got an indptr");
   const rope_params rope =
       cache.spec == nullptr ? rope_params{} : rope_params_of(cache.spec->rope, cache.dim);
   options.ahead.validate("cuda lookahead");
