@@ -36,7 +36,7 @@ const device_calls& calls_for(storage type) {
 /// Numbers that kernels read beside tensors. A decode step's are those of the step before, and
 /// copied once, from pinned memory, which PyTorch keeps until the copy has ended: nothing waits.
 template <class T>
-const T* kept_on(at::Device device, void* stream, std::span<const T> x) {
+Tensor kept_on(at::Device device, void* stream, std::span<const T> x) {
   using key = std::tuple<at::DeviceIndex, void*, std::string>;
   constexpr std::size_t most = 1024;
   // Never destroyed: at the program's end PyTorch's allocator may be gone before it.
@@ -56,7 +56,7 @@ const T* kept_on(at::Device device, void* stream, std::span<const T> x) {
     copy.copy_(host, /*non_blocking=*/true);
     at = kept.emplace(std::move(wanted), std::move(copy)).first;
   }
-  return reinterpret_cast<const T*>(at->second.const_data_ptr());
+  return at->second;
 }
 
 /// Of one call: its heads, its stream, its memory.
@@ -69,7 +69,7 @@ class device_work {
     const auto listed = heads_of(heads, shape().heads);
     count_ = listed ? static_cast<index_t>(listed->size()) : shape().heads;
     if (listed) {
-      call_.active = kept_on(device_, stream_, std::span(std::as_const(*listed)));
+      call_.active = read<index_t>(*listed);
       call_.active_count = count_;
     }
   }
@@ -105,7 +105,7 @@ class device_work {
     const auto same = [&](const kvmeld::budget& x) {
       return x.slots == host[0].slots && x.trigger == host[0].trigger;
     };
-    return {host, std::ranges::all_of(host, same) ? nullptr : kept_on(device_, stream_, host)};
+    return {host, std::ranges::all_of(host, same) ? nullptr : read<budget>(host)};
   }
 
  private:
@@ -115,12 +115,20 @@ class device_work {
     return cache[0].device();
   }
 
+  /// Numbers on the device, which stay there while the call lives.
+  template <class T>
+  const T* read(std::span<const T> x) const {
+    return reinterpret_cast<const T*>(
+        read_.emplace_back(kept_on(device_, stream_, x)).const_data_ptr());
+  }
+
   at::Device device_;
   c10::DeviceGuard guard_;
   void* stream_;
   device_call call_;
   index_t count_ = 0;
   Tensor memory_;
+  mutable std::vector<Tensor> read_;
 };
 
 /// What compress takes of a prompt's own queries: where the policy plans ahead, some moved there.
