@@ -15,7 +15,8 @@ namespace kvmeld::inline v0 {
 /// 32 numbers: number `i` is `(code_i − 8) · scale`, codes 0 to 15. The largest magnitude has code
 /// 0, so the scale is that number divided by −8, in half: a number is off by half a scale, one at
 /// the other end by a scale (and the scale by its rounding). As ggml's `block_q4_0` lies. NaN and
-/// Inf, or a number beyond 524 thousand, make the block NaN whole.
+/// Inf, or a number beyond 524 thousand, make the block NaN whole. Of values, what lies in the
+/// blocks is rotated: rows that an engine has not rotated are not read as they are.
 struct q4_0 {
   static constexpr index_t size = 32;
 

@@ -27,6 +27,8 @@ void prefetch_row(const T* row, std::ptrdiff_t stride) {
   }
 }
 
+inline namespace KVMELD_INSTRUCTIONS {
+
 /// Prefetches what a loop over rows needs later. Rows in fewer bits are computed with for longer
 /// than they are read, so all of them are prefetched, evenly and as far behind as memory takes. Of
 /// floats one in `prefetch_distance` is.
@@ -70,6 +72,8 @@ class prefetching {
   static constexpr std::ptrdiff_t line = 64, far = 8192;
   std::ptrdiff_t stride_, bytes_ = 0, ahead_ = 0;
 };
+
+}  // namespace KVMELD_INSTRUCTIONS
 
 /// Bytes from one row of a tile to the next.
 inline std::ptrdiff_t bytes_apart(const tile& of) {
@@ -119,6 +123,8 @@ inline tile load_values(const head_ref& head, index_t first, index_t count, floa
              : load_tile([&](index_t s) { return head.value(s); }, first, count, dim, buffer);
 }
 
+inline namespace KVMELD_INSTRUCTIONS {
+
 /// Slots `[rows, cols]` as a cache holds them, evenly spaced; as `tile` is for floats.
 template <widens Scalar>
 class held_tile {
@@ -156,6 +162,8 @@ void use_rows(storage read, const head_rows& l, index_t first, index_t count, in
   const auto held = [&]<class Scalar>(Scalar) {
     if constexpr (widens<Scalar>) {
       use(held_tile<Scalar>(l, first, count, dim));
+    } else {
+      use(load());
     }
   };
   if (read == storage::f32) [[likely]] {
@@ -168,6 +176,8 @@ void use_rows(storage read, const head_rows& l, index_t first, index_t count, in
     held(Eigen::bfloat16{});
   }
 }
+
+}  // namespace KVMELD_INSTRUCTIONS
 
 /// Floats of the longest row, the most that one buffer on the stack holds: no frame is larger than
 /// 32 KiB.

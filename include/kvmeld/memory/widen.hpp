@@ -56,6 +56,10 @@ EIGEN_ALWAYS_INLINE packet widened(const std::int8_t* x) {
   const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(x));
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
 }
+#elif defined(EIGEN_VECTORIZE_AVX) && defined(__F16C__)
+EIGEN_ALWAYS_INLINE packet widened(const Eigen::half* x) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+}
 #elif defined(EIGEN_VECTORIZE_SSE) && !defined(EIGEN_VECTORIZE_AVX)
 EIGEN_ALWAYS_INLINE packet widened(const Eigen::bfloat16* x) {
   const __m128i bits = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(x));

@@ -238,7 +238,8 @@ inline void apply(const slot_removal& d, const head_ref& head, head_state& state
 }
 
 /// The same plan or removal on a second cache, which no policy keeps a state for: a draft
-/// model's, or the same rows in another storage.
+/// model's, or the same rows in another storage (corrections of values: of one that rotates them as
+/// the plan's does).
 template <class Change>
 inline void apply(const Change& change, const head_ref& head) {
   head_state none({}, 0, head.length());

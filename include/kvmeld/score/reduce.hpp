@@ -13,7 +13,7 @@ using detail::packet;
 
 /// Sums that are reduced together.
 inline constexpr index_t reduced = 8;
-#if defined(EIGEN_VECTORIZE_AVX512)
+#if defined(EIGEN_VECTORIZE_AVX512DQ)  // without DQ, predux adds in another order
 /// `sums[r] = predux(x[r])`, to the bit, of eight packets at once: halves of two are added in one,
 /// until a number of each is left.
 EIGEN_ALWAYS_INLINE void reduce(const packet* x, float* sums) {
@@ -30,7 +30,7 @@ EIGEN_ALWAYS_INLINE void reduce(const packet* x, float* sums) {
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
   _mm256_storeu_ps(sums, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, all)));
 }
-#elif defined(EIGEN_VECTORIZE_AVX2)
+#elif defined(EIGEN_VECTORIZE_AVX2) && !defined(EIGEN_VECTORIZE_AVX512)
 /// `sums[r] = predux(x[r])`, to the bit, of eight packets at once: halves of two are added in one,
 /// until a number of each is left.
 EIGEN_ALWAYS_INLINE void reduce(const packet* x, float* sums) {
