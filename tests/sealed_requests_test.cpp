@@ -28,6 +28,8 @@ TEST_CASE("requests on one sealed prefix are what they are on pages of their own
                                "r_kv:window=4",
                                "triattention",
                                "scissorhands",
+                               "random:window=4,prompt=1",
+                               "snapkv+massfold:window=4",
                                "expected_attention"};
   std::mt19937 bits(7);
   const auto one_of = [&](index_t n) {

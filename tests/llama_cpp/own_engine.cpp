@@ -21,6 +21,8 @@ std::vector<std::string> every_policy_name() {
           "attention_matching:recent=4",
           "fold",
           "random:window=8",
+          "random:window=8,prompt=1",
+          "snapkv+massfold:window=8",
           "tova",
           "roco",
           "scissorhands",

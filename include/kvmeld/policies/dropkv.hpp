@@ -39,7 +39,7 @@ struct dropkv {
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
     using row_map = Eigen::Map<Eigen::ArrayXd>;
     const index_t n = head.length(), dim = head.value_dim();
-    // In double: 1 − p and v − o are differences of near numbers where one slot has all attention.
+    // In double: v − o are differences of near numbers where one slot has nearly all attention.
     std::vector<float> value(as_size(dim));
     std::vector<double> values(as_size(n, dim)), changed(as_size(n));
     const auto v = [&](index_t s) { return row_map(values.data() + std::ptrdiff_t{s} * dim, dim); };
@@ -49,7 +49,7 @@ struct dropkv {
     }
     const auto last = queries.reference(window);
     score::query_blocks block(head, last);
-    Eigen::ArrayXd out(dim);
+    Eigen::ArrayXd out(dim), without(dim);
     block.each([&] {
       const index_t slots = block.visible();
       block.multiply(slots);
@@ -57,17 +57,24 @@ struct dropkv {
         const auto sink = block.sink(r);
         const auto all = block.exponentials(r, slots, block.position(r), sink);
         const auto mass = block.row_of(r, slots);
-        double sum = sink.max == sink.nothing ? 0 : double{sink.below(all.max)};
-        out.setZero();
+        // What the slot of most attention leaves is added up by itself: it may be nearly nothing.
+        index_t top = 0;
+        const double most{mass.maxCoeff(&top)};
+        double others = sink.max == sink.nothing ? 0 : double{sink.below(all.max)};
+        without.setZero();
         for (index_t s = 0; s < slots; ++s) {
-          sum += double{mass[s]};
-          out += double{mass[s]} * v(s);
+          const double own{s == top ? 0 : mass[s]};
+          others += own, without += own * v(s);
         }
+        const double sum = others + most;
+        out = (without + most * v(top)) / sum;
         for (index_t s = 0; s < slots; ++s) {
-          if (const double own{mass[s]}, rest = sum - own; rest <= 0) {
-            changed[as_size(s)] += own > 0 ? std::numeric_limits<double>::infinity() : 0;
-          } else if (own > 0) {
-            changed[as_size(s)] += (own / rest) * (own / rest) * (v(s) - out / sum).square().sum();
+          const double own{mass[s]}, odds = own / (sum - own);
+          if (s != top) {
+            changed[as_size(s)] += own > 0 ? odds * odds * (v(s) - out).square().sum() : 0;
+          } else if (most > 0) {
+            changed[as_size(s)] += others > 0 ? (without / others - out).square().sum()
+                                              : std::numeric_limits<double>::infinity();
           }
         }
       }

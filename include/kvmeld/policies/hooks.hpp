@@ -38,8 +38,8 @@ auto score_of(const P& p, const head_ref& head, const head_state& state) {
 }  // namespace detail
 
 /// What runs a policy over a head, `hooks(policy).plan(...)`, with a default for every member that
-/// it omits; of a policy chosen at run time, the one inside. What is public is no template, and
-/// defined outside of the class: `kvmeld::compiled` has it.
+/// it omits; of a policy chosen at run time, the one inside. What is defined outside of the class
+/// `kvmeld::compiled` has.
 template <class P>
 class hooks {
  public:

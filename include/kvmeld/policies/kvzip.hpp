@@ -79,8 +79,10 @@ struct kvzip {
   template <class T>
   void weighted_scores(const kv_head auto& head, const query_view<T>& queries,
                        std::span<float> largest) const {
-    expects(errc::unsupported, output.data != nullptr && queries.hidden_norm != nullptr,
-            "kvzip: plus=1: expected the output projection and the queries' hidden_norm, got none");
+    expects(errc::unsupported, output.data != nullptr,
+            "kvzip: plus=1: expected the output projection, got none");
+    expects(errc::unsupported, queries.hidden_norm != nullptr,
+            "kvzip: plus=1: expected the queries' hidden_norm, got none");
     const index_t n = head.length(), dim = head.value_dim(), group = head.group();
     score::query_blocks block(head, queries);
     dense::matrix_of<float> best = dense::matrix_of<float>::Zero(group, block.columns());
@@ -99,7 +101,7 @@ struct kvzip {
     });
     std::vector<float> value(as_size(dim));
     for (index_t s = 0; s < n; ++s) {
-      to_floats(head.value(s), dim, value.data());
+      value_to_floats(head, s, value.data());
       for (index_t g = 0; g < group; ++g) {
         const Eigen::Map<const dense::matrix_of<float>, 0, Eigen::OuterStride<>> of_head(
             output.data + std::ptrdiff_t{g} * dim, output.rows, dim,

@@ -110,9 +110,10 @@ struct massfold {
     search::select(head.length(), target, is_protected, score, work);
     search::match_by_cosine(head, work, [&](index_t s) { return head.position(s) >= kept.sinks; });
     // NaN has rank −∞, and the least score there is.
-    const auto level = [&](index_t s) {
+    const std::string_view named = name();
+    const auto level = [&, named](index_t s) {
       const auto own = static_cast<float>(score(s));
-      expects(own >= 0 || own == lowest_score, name(), ": expected scores of at least 0, got ", own,
+      expects(own >= 0 || own == lowest_score, named, ": expected scores of at least 0, got ", own,
               " for slot ", s);
       return std::clamp(own, 1e-30F, std::numeric_limits<float>::max());
     };

@@ -40,7 +40,7 @@ struct r_kv {
   index_t min_budget() const { return sinks + window + 1; }
   index_t eviction_batch(index_t slots) const { return slots / 8; }
   static constexpr observation_needs needs() { return {.query = true}; }
-  kvmeld::prompt_use prompt_use() const { return {.observes = true, .reach = window - 1}; }
+  kvmeld::prompt_use prompt_use() const { return {.observes = true}; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "queries in the window", window, 1);
@@ -56,8 +56,8 @@ struct r_kv {
   }
   template <class T>
   void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
-    const query_view<T> latest = queries.last(window);
-    state.memory()[0] = 0;
+    // Those before them are held already.
+    const query_view<T> latest = queries.last(std::min(window, queries.count));
     for (index_t i = 0; i < latest.count; ++i) {
       hold(head, state, latest.position_of(i, head.next_position()),
            [&](index_t g) { return row<const T>{latest.at(g, i)}; });
