@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Selecting and applying for each scalar, as nvcc compiles them for the hardware on every commit.
-#include "kvmeld/cuda/free_pages.cuh"
 #include "kvmeld/cuda/merge/apply.cuh"
 #include "kvmeld/cuda/policies/evicting_rules.cuh"
 #include "kvmeld/cuda/search/select.cuh"
+#include "kvmeld/cuda/view.cuh"
 
 namespace kvmeld::cuda {
 

@@ -5,7 +5,6 @@
 
 #include "cuda/small_engine.hpp"
 #include "cuda/step_parity.hpp"
-#include "kvmeld/cuda/free_pages.cuh"
 #include "kvmeld/cuda/policies/d2o.cuh"
 #include "kvmeld/cuda/policies/ems.cuh"
 #include "kvmeld/cuda/policies/fold.cuh"
@@ -17,6 +16,7 @@
 #include "kvmeld/cuda/policies/tova.cuh"
 #include "kvmeld/cuda/policies/zsmerge.cuh"
 #include "kvmeld/cuda/state.cuh"
+#include "kvmeld/cuda/view.cuh"
 
 namespace kvmeld::cuda {
 namespace {

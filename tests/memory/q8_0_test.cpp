@@ -263,5 +263,5 @@ TEST_CASE("Q8_0 is saved block by block, and goes on", "[q8_0][serialize]") {
   auto unlike = fixtures::make_state(policy, floats);
   std::istringstream in_floats(bytes);
   CHECK_THROWS_WITH(fixtures::load(in_floats, policy, floats, unlike),
-                    Catch::Contains("3: q8_0) 0, got 3"));
+                    Catch::Contains("q4_0) 0, got 3"));
 }

@@ -5,7 +5,8 @@
 
 #include "kvmeld/memory/widen.hpp"
 
-namespace kvmeld::inline v0::score {
+namespace kvmeld::inline v0 {
+namespace score {
 inline namespace KVMELD_INSTRUCTIONS {
 
 using detail::lanes;
@@ -56,4 +57,5 @@ EIGEN_ALWAYS_INLINE void reduce(const packet* x, float* sums) {
 #endif
 
 }  // namespace KVMELD_INSTRUCTIONS
-}  // namespace kvmeld::inline v0::score
+}  // namespace score
+}  // namespace kvmeld::inline v0

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 
-#include "kvmeld/cuda/accept.cuh"
 #include "kvmeld/cuda/compress.cuh"
 #include "kvmeld/cuda/observe.cuh"
 #include "kvmeld/cuda/step.cuh"

@@ -7,8 +7,8 @@
 
 #include "cuda/device_cache.hpp"
 #include "cuda/policy_calls.hpp"
-#include "kvmeld/cuda/free_pages.cuh"
 #include "kvmeld/cuda/state.cuh"
+#include "kvmeld/cuda/view.cuh"
 
 namespace kvmeld::cuda {
 

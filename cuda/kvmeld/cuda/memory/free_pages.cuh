@@ -2,7 +2,7 @@
 /// Which pages calls have freed, for the host's pool.
 #pragma once
 
-#include "kvmeld/cuda/view.cuh"
+#include "kvmeld/cuda/memory/view.cuh"
 
 namespace kvmeld::cuda {
 
@@ -39,8 +39,9 @@ struct count_pages {
 /// How many pages each sequence's table has in use, the first ones: those after them are free. Into
 /// `pages [sequences]` on the device and `host [sequences]`, pinned; the host reads these when
 /// `is_done(done)`, and nothing waits. `ahead`: tokens of each head that calls may append before
-/// the host reads the next counts, not these; their pages count as in use. One launch and one copy. Refused: keys or
-/// values that are not in pages, or in pages or sequences of other sizes than the other's.
+/// the host reads the next counts, not these; their pages count as in use. One launch and one copy.
+/// Refused: keys or values that are not in pages, or in pages or sequences of other sizes than the
+/// other's.
 template <class Scalar>
 void free_pages(const cache_view<Scalar>& cache, index_t ahead, index_t* pages, index_t* host,
                 event done, stream stream) {
