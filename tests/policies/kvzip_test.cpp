@@ -109,10 +109,10 @@ TEST_CASE("kvzip+ scores as its oracle does, and refuses without a projection or
   const oracle::head prompt = fixtures::to_oracle(kv.head(0));
   kv.append(0, keys, values);
   CHECK_THROWS_WITH(kvmeld::observe(policy, kv.head(0), state[0], queries),
-                    Catch::Contains("kvzip: plus=1: expected the output projection and"));
+                    Catch::Contains("kvzip: plus=1: expected the queries' hidden_norm, got none"));
   queries.hidden_norm = norms.data();
   CHECK_THROWS_WITH(kvmeld::observe(kvzip{.plus = true}, kv.head(0), state[0], queries),
-                    Catch::Contains("kvzip: plus=1: expected the output projection and"));
+                    Catch::Contains("kvzip: plus=1: expected the output projection, got none"));
   kvmeld::observe(policy, kv.head(0), state[0], queries);
   state[0].truncate(tokens);
 
