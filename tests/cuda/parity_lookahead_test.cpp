@@ -112,6 +112,12 @@ TEST_CASE("lookahead refuses what it cannot move") {
   CHECK_THROWS_WITH(
       lookahead<float>(kv.view(), query_rows<float>{.count = 3}, {}, nullptr, nullptr, {}),
       "kvmeld: cuda lookahead: expected queries, positions and an output, got null");
+  float rows[3 * 8] = {};
+  index_t numbers[3] = {};
+  query_rows<float> several{.data = rows, .count = 3};
+  several.indptr = numbers, several.heads = 1;
+  CHECK_THROWS_WITH(lookahead(kv.view(), several, {}, rows, numbers, {}),
+                    "kvmeld: cuda lookahead: expected prompts of one length, got an indptr");
 }
 
 }  // namespace

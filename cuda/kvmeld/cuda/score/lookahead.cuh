@@ -73,15 +73,15 @@ template <class Scalar>
 void lookahead(const cache_view<Scalar>& cache, const query_rows<Scalar>& queries,
                const lookahead_options& options, Scalar* out, index_t* position, stream stream) {
   check(cache);
-  check(queries, 1, "cuda lookahead");
-  expects(errc::unsupported, queries.indptr == nullptr,
-          "cuda lookahead: expected prompts of one length, got an indptr");
   const rope_params rope =
       cache.spec == nullptr ? rope_params{} : rope_params_of(cache.spec->rope, cache.dim);
   options.ahead.validate("cuda lookahead");
   const index_t count = lookahead_count(queries.count, options);
   expects(queries.data != nullptr && out != nullptr && position != nullptr,
           "cuda lookahead: expected queries, positions and an output, got null");
+  check(queries, 1, "cuda lookahead");
+  expects(errc::unsupported, queries.indptr == nullptr,
+          "cuda lookahead: expected prompts of one length, got an indptr");
   launch(detail::move_ahead<Scalar>{cache, queries, rope, options.ahead, score::blind_queries,
                                     count, out, position},
          {cache.blocks(), blocks_of(cache.group)}, stream);
