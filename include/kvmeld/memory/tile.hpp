@@ -51,7 +51,7 @@ class prefetching {
     if constexpr (floats && lanes * sizeof(float) < line) {
       prefetch_row(row, stride_);
     } else if constexpr (floats) {
-      const auto* next = behind(row, 2 * prefetch_distance * stride_);
+      const auto* next = behind(row, stride_ * 2 * prefetch_distance);
       for (index_t r = 0; r < prefetch_distance; ++r, next = behind(next, stride_)) {
         for (index_t i = 0; i < width; i += lanes) {
           Eigen::internal::prefetch(next + i);
