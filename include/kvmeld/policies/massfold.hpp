@@ -137,4 +137,7 @@ struct massfold {
   }
 };
 
+template <class P>
+massfold(P) -> massfold<P>;
+
 }  // namespace kvmeld::inline v0
