@@ -270,36 +270,3 @@ TEST_CASE("the same bits wherever q, out, keys and values lie", "[attend]") {
     }
   }
 }
-
-TEST_CASE("attend refuses what it cannot do, and writes nothing", "[attend][errors]") {
-  auto kv = fixtures::random_cache(5, 3, 2);
-  cache<float> careful{{.heads = 1, .group = 2, .dim = 3, .capacity = 5, .check_finite = true}};
-  cache<float> empty{{.heads = 1, .group = 2, .dim = 3, .capacity = 5}};
-  careful.append(0, normal(3), normal(3));
-  std::vector<float> q(6, 1.0F), out(6, 7.0F), p(10, 7.0F), lse(2, 7.0F);
-  const auto refuses = [&](cache<float>& c, const float* query, float* to,
-                           std::size_t probabilities, std::size_t sums,
-                           const std::string& message) {
-    const auto call = [&] {
-      attend(c.head(0), query, to, std::span(p).first(probabilities), std::span(lse).first(sums));
-    };
-    CHECK_THROWS_AS(call(), kvmeld::error);
-    CHECK_THROWS_WITH(call(), Catch::Contains(message));
-    for (const auto* untouched : {&out, &p, &lse}) {
-      CHECK(std::ranges::count(*untouched, 7.0F) == std::ssize(*untouched));
-    }
-  };
-  refuses(empty, q.data(), out.data(), 0, 0, "expected at least 1 slot, got an empty head");
-  refuses(kv, nullptr, out.data(), 0, 0, "expected q [2, 3] and out [2, 3], got null");
-  refuses(kv, q.data(), nullptr, 0, 0, "got null");
-  refuses(kv, q.data(), out.data(), 9, 0, "expected probabilities [2, 5], got 9 floats");
-  refuses(kv, q.data(), out.data(), 5, 0, "got 5 floats");
-  refuses(kv, q.data(), out.data(), 0, 1, "expected log_sum_exp [2], got 1 floats");
-  for (const float bad : {not_a_number, infinite, -infinite}) {
-    for (std::size_t i = 0; i < 6; ++i) {
-      q[i] = bad;
-      refuses(careful, q.data(), out.data(), 0, 0, std::string(" at element ") + std::to_string(i));
-      q[i] = 1;
-    }
-  }
-}

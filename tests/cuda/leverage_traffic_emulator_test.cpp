@@ -64,6 +64,17 @@ void check_leverage(const cache_case& c) {
   CHECK(memory.intact());
 }
 
+TEST_CASE("a place without a head measures no leverage: it reads nothing", "[active]") {
+  device_cache<half> kv({.heads = 1, .capacity = 20, .dim = 64}, {20}, 3);
+  device_buffer<index_t> list(1);
+  *list.host() = -1;
+  auto view = kv.view().with_active(list.data(), 1);
+  view.length = nullptr;
+  using kernel = detail::measure_leverage<half, 64>;
+  launch(kernel{{view, {}, budget{.slots = 0}, nullptr}, kv.state, false, nullptr, nullptr, {}, {}},
+         {1, 1}, order());
+}
+
 TEST_CASE("leverage multiplies a triangle of keys' products and one of the factor's inverse") {
   check_leverage({.heads = 2, .capacity = 600, .dim = 128});
   check_leverage({.heads = 2, .capacity = 100, .dim = 64});

@@ -121,5 +121,20 @@ TEST_CASE("runs are named and rows are made with a barrier for every 4096 slots"
   CHECK(counted.barriers == 3 + 3 + 4 * 2 + n / 4096);
 }
 
+TEST_CASE("budgets that change between replays stay within their bounds", "[budget]") {
+  const budget on_device[] = {{28, 36}, {20, 99}, {40, 0}};
+  const auto of = [&](const budget& least, const budget& most, index_t h) {
+    return head_budgets::within(least, most, on_device).of(h);
+  };
+  const auto is = [](const budget& x, index_t slots, index_t trigger) {
+    CHECK(x.slots == slots);
+    CHECK(x.trigger == trigger);
+  };
+  is(of({24, 30}, {32, 40}, 0), 28, 36);
+  is(of({24, 30}, {32, 40}, 1), 24, 40);
+  is(of({24, 30}, {32, 40}, 2), 32, 30);
+  is(of({24}, {32}, 0), 28, 0);  // where these have no trigger, none has
+}
+
 }  // namespace
 }  // namespace kvmeld::cuda

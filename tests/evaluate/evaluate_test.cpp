@@ -261,21 +261,6 @@ TEST_CASE("what does not fit into the text or the prompt is refused before anyth
   CHECK_THROWS_AS(model.run({"--plots", "/proc/no"}), evaluate::usage_error);
 }
 
-TEST_CASE("heads that keep all are found by needles, or the row is refused") {
-  const tiny_model model;
-  const std::vector<std::string> common = {"--policies", "streaming_llm+duo_attention", "--budgets",
-                                           "0.7"};
-  auto with = common, without = common;
-  with.insert(with.end(), {"--tasks", "error,needle"});
-  without.insert(without.end(), {"--tasks", "error"});
-  const auto csv = model.run(with).csv;
-  REQUIRE(csv.size() == 2);
-  CHECK(std::stod(fields(csv[1])["attention_error"]) > 0);
-  const auto refused = model.run(without);
-  CHECK(refused.csv.size() == 1);
-  CHECK_THAT(refused.table, Catch::Contains("refused: --tasks needle finds its heads"));
-}
-
 TEST_CASE("the error of more future queries is another one, and wants text for them") {
   const tiny_model model;
   const std::vector<std::string> common = {"--policies", "h2o", "--tasks", "error"};

@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 
 #include "evaluate/random.hpp"
+#include "support/tiny_model.hpp"
 
 namespace {
 
@@ -64,4 +65,19 @@ TEST_CASE("a KV head retrieves as much as the best of its query heads, ties in o
                                                    {0.2}, {0.0}, {0.3}, {0.1}};
   CHECK(evaluate::by_retrieval(stats, 2) == std::vector<evaluate::index_t>{1, 3, 0, 2});
   CHECK(evaluate::by_retrieval({}, 2).empty());
+}
+
+TEST_CASE("heads that keep all are found by needles, or the row is refused") {
+  const test::tiny_model model;
+  const std::vector<std::string> common = {"--policies", "streaming_llm+duo_attention", "--budgets",
+                                           "0.7"};
+  auto with = common, without = common;
+  with.insert(with.end(), {"--tasks", "error,needle"});
+  without.insert(without.end(), {"--tasks", "error"});
+  const auto csv = model.run(with).csv;
+  REQUIRE(csv.size() == 2);
+  CHECK(std::stod(test::fields(csv[1])["attention_error"]) > 0);
+  const auto refused = model.run(without);
+  CHECK(refused.csv.size() == 1);
+  CHECK_THAT(refused.table, Catch::Contains("refused: --tasks needle finds its heads"));
 }

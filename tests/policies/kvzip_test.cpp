@@ -177,3 +177,30 @@ TEST_CASE("kvzip compresses prompts only, and has to have measured", "[errors]")
       fixtures::compress(policy, kv, state, fixtures::queries(40, 1, 4).view(), budget{4}),
       Catch::Contains("expected a budget of at least 5 slots"));
 }
+
+TEST_CASE("kvzip+ scores values in 4 bits, which are held rotated, as the floats they stand for",
+          "[q4_0]") {
+  const index_t dim = 64, tokens = 40, rows = 3;
+  const kvmeld::attention_spec spec{.kv_heads = 1, .key_dim = dim};
+  kvmeld::cache held(spec, {.capacity = tokens, .values = kvmeld::storage::q4_0});
+  held.append(held.heads(0, 0), fixtures::normal(tokens * dim), fixtures::normal(tokens * dim),
+              tokens);
+  kvmeld::cache floats(spec, {.capacity = tokens});
+  kvmeld::detail::copy_slots(held.head(0), floats.head(0));
+  auto output = fixtures::normal(rows * dim);
+  for (index_t i = 0; i < rows * dim; ++i) {  // a few of a value's numbers count
+    output[static_cast<std::size_t>(i)] *= i % dim < 3 ? 1.0F : 0.0F;
+  }
+  const kvzip policy{.plus = true, .output = {output.data(), rows, dim}};
+  const std::vector<float> norms(tokens, 1.0F);
+  const fixtures::queries asked(tokens, 1, dim);
+  auto queries = asked.view();
+  queries.hidden_norm = norms.data();
+  std::vector<double> scores[2];
+  for (auto* const kv : {&held, &floats}) {
+    auto state = make_head_state(policy, kv->head(0));
+    kvmeld::observe(policy, kv->head(0), state, queries);
+    scores[kv == &held ? 0 : 1].assign(state.column(0).begin(), state.column(0).end());
+  }
+  is_the_oracles(std::vector<float>(scores[0].begin(), scores[0].end()), scores[1]);
+}

@@ -5,9 +5,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <numeric>
-#include <set>
 
 #include "support/one_head.hpp"
 
@@ -20,7 +18,6 @@ using kvmeld::any_policy;
 using kvmeld::budget;
 
 constexpr index_t dim = fixtures::one_head::dim, group = fixtures::one_head::group;
-constexpr float infinity = std::numeric_limits<float>::infinity();
 
 /// One head, its policy, and queries that all point along the first axis, so that a key's first
 /// element says how much attention it gets.
@@ -179,7 +176,7 @@ TEST_CASE("trap: a new token's own attention is not counted", "[traps]") {
 TEST_CASE("trap: ties evict protected tokens", "[traps]") {
   // Protection that is a large score loses to scores as large, in the slots that lose ties: the
   // slots are in reverse, so that these hold the sinks.
-  for (const float score : {0.0F, 1.0F, 3.4e38F, infinity, -infinity, std::nanf("")}) {
+  for (const float score : {0.0F, 1.0F, 3.4e38F, INFINITY, -INFINITY, std::nanf("")}) {
     for (const bool reversed : {false, true}) {
       for (const auto& [policy, recent] : windowed_policies()) {
         INFO(policy.name() << ", all scores " << score << (reversed ? ", reversed" : ""));

@@ -42,7 +42,7 @@ decltype(auto) with_policy(P& p, const auto& f) {
 ///   merge   w_j = exp(ln s_j − ln s_i), v_i ← (v_i + Σ w_j v_j)/(1 + Σ w_j),
 ///           β_i ← β_i + ln(1 + Σ w_j); keys stay
 /// A slot that is protected has the largest score of those that compete, so that no w exceeds 1.
-/// Merges while decoding are ours: what has merged is scored by all that it stands for.
+/// The original merges prompts alone. While decoding, a slot is scored by all that it stands for.
 template <policy P>
 struct massfold {
   P scorer = {};

@@ -15,10 +15,10 @@ namespace kvmeld::inline v0 {
 
 /// R-KV (arXiv 2505.24133): what the latest queries attend to, less what other keys say as well.
 ///   score   λ I_j − (1 − λ) R_j
-///           I: the largest logit of the group, softmax over the slots outside the window, mean
-///           over the last W queries, the largest of `kernel` neighbours R: softmax over all slots
-///           of the mean cosine of k_j with all others; of the keys that a key has a cosine above
-///           .5 with, the latest is left out
+///           I_j is an attention: the group's largest logit, softmax over the slots outside the
+///           window, mean over the last W queries, largest of `kernel` neighbours.
+///           R_j is a redundancy: the mean cosine of k_j with all other keys, softmax over all
+///           slots. Of the keys whose cosine with a key is above .5, the latest is left out.
 ///   select  sinks (the paper: 0) and the last W tokens, then the top of the rest by s
 ///   match   none: the others are evicted
 /// O(length² · dim) a plan: the paper makes one for 128 of 1,024 slots.

@@ -21,9 +21,8 @@ struct random_tokens {
   static void parameters(auto& p, auto f) {
     f("sinks", p.sinks), f("window", p.window), f("seed", p.seed), f("prompt", p.prompt);
   }
-  std::size_t memory(index_t, index_t, index_t) const {
-    return prompt ? 1 : 0;
-  }  // tokens that had come when the latest prompt ended
+  /// How many tokens had come when the latest prompt ended.
+  std::size_t memory(index_t, index_t, index_t) const { return prompt ? 1 : 0; }
   kvmeld::prompt_use prompt_use() const { return {.observes = prompt}; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);

@@ -12,12 +12,12 @@ namespace kvmeld::inline v0 {
 
 /// TriAttention (arXiv 2604.04921): what queries to come attend to by distance, were all of them
 /// their mean.
-///   score   per query head, of rotated pairs f as complex numbers, for a query Δ positions after
-///   the
-///           newest at distance d of key j, the mean over Δ = 1, 2, 4 … 65,536:
-///           Σ_f |E q_f| |k_f| cos(ω_f d + φ_f) + Σ_f (E|q_f| − |E q_f|) |k_f|
-///           φ_f: the angle of E q_f over k_f, both un-rotated; to mean 0 and deviation 1 over the
-///           slots that may be evicted, then the largest of the group
+///   score   per query head, of rotated pairs f as complex numbers, with φ_f the angle of E q_f
+///   over
+///           k_f, both un-rotated: the mean over Δ = 1, 2, 4 … 65,536 of
+///           Σ_f |E q_f| |k_f| cos(ω_f d + φ_f) + Σ_f (E|q_f| − |E q_f|) |k_f|,
+///           d the distance of key j from the position Δ after the newest. Scaled to mean 0 and
+///           deviation 1 over the slots that may be evicted; then the largest of the group.
 ///   select  sinks and the last W, then the top of the rest by s (the paper: prompts stay whole)
 ///   match   none: the others are evicted
 /// The first sum is one dot product: E q rotated to the mean of these positions, with the key as
