@@ -111,6 +111,8 @@ TEST_CASE("numbers are decimal, whatever the locale", "[make_policy]") {
 TEST_CASE("names and values that no policy has are refused with those that there are",
           "[make_policy][errors]") {
   refuses("make_policy: expected one of full_cache, streaming_llm, h2o,", "h3o");
+  refuses("snapkv+massfold, dropkv+massfold, h2o+massfold, tova+massfold, kvzip+massfold, got",
+          "roco+massfold");
   refuses(", got 'h3o'", "h3o:sinks=1");
   refuses(", got ''", "");
   refuses("h2o: expected one of recent, sinks, got 'sink'", "h2o:sink=3");

@@ -5,12 +5,14 @@
 
 #include <algorithm>  // std::min
 #include <cmath>      // std::floor
+#include <iterator>   // std::back_inserter
 #include <locale>
 #include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
 #include <type_traits>  // std::is_enum_v
+#include <vector>
 
 #include "kvmeld/any_policy.hpp"
 
@@ -96,16 +98,18 @@ template <class Any = any_policy>
 Any make_policy(std::string_view text) {
   const std::string_view name = text.substr(0, text.find(':'));
   std::string known;
-  auto all = Any::every();
-  const auto is_named = [&](auto& p) {
-    if constexpr (requires { p.choose(name); }) {
-      return p.choose(name);
-    } else {
-      return p.name() == name;
-    }
-  };
+  std::vector<Any> all;
+  for (const Any& p : Any::every()) {
+    p.visit([&](const auto& one) {
+      if constexpr (requires { one.every(); }) {
+        std::ranges::copy(one.every(), std::back_inserter(all));
+      } else {
+        all.push_back(one);
+      }
+    });
+  }
   for (Any& p : all) {
-    if (p.visit(is_named)) {
+    if (p.name() == name) {
       std::string_view rest = text.substr(std::min(name.size() + 1, text.size()));
       while (!rest.empty()) {
         const std::string_view one = rest.substr(0, rest.find(','));

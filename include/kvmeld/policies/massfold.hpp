@@ -56,15 +56,13 @@ struct massfold {
   static void parameters(auto& p, auto f) {
     detail::with_policy(p.scorer, [&](auto& one) { one.parameters(one, f); });
   }
-  /// Becomes the policy of that name, with its default parameters, if it is one of several.
-  bool choose(std::string_view full_name) requires detail::chosen_at_run_time<P> {
+  /// On each of several scorers, with its default parameters.
+  static std::vector<massfold> every() requires detail::chosen_at_run_time<P> {
+    std::vector<massfold> all;
     for (const P& one : P::every()) {
-      if (const massfold found{one}; found.name() == full_name) {
-        *this = found;
-        return true;
-      }
+      all.push_back({one});
     }
-    return false;
+    return all;
   }
 
   attention_support supports() const {

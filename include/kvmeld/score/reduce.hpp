@@ -14,9 +14,9 @@ using detail::packet;
 
 /// Sums that are reduced together.
 inline constexpr index_t reduced = 8;
+// `sums[r] = predux(x[r])`, to the bit, of eight packets at once: halves of two are added in one,
+// until a number of each is left.
 #if defined(EIGEN_VECTORIZE_AVX512DQ)  // without DQ, predux adds in another order
-/// `sums[r] = predux(x[r])`, to the bit, of eight packets at once: halves of two are added in one,
-/// until a number of each is left.
 EIGEN_ALWAYS_INLINE void reduce(const packet* x, float* sums) {
   const auto halves = [](packet a, packet b) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
@@ -32,8 +32,6 @@ EIGEN_ALWAYS_INLINE void reduce(const packet* x, float* sums) {
   _mm256_storeu_ps(sums, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, all)));
 }
 #elif defined(EIGEN_VECTORIZE_AVX2) && !defined(EIGEN_VECTORIZE_AVX512)
-/// `sums[r] = predux(x[r])`, to the bit, of eight packets at once: halves of two are added in one,
-/// until a number of each is left.
 EIGEN_ALWAYS_INLINE void reduce(const packet* x, float* sums) {
   const auto halves = [](packet a, packet b) {
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
