@@ -101,8 +101,8 @@ Any make_policy(std::string_view text) {
   std::vector<Any> all;
   for (const Any& p : Any::every()) {
     p.visit([&](const auto& one) {
-      if constexpr (requires { one.every(); }) {
-        std::ranges::copy(one.every(), std::back_inserter(all));
+      if constexpr (requires { one.on_each_scorer(); }) {
+        std::ranges::copy(one.on_each_scorer(), std::back_inserter(all));
       } else {
         all.push_back(one);
       }

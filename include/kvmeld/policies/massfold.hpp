@@ -57,7 +57,7 @@ struct massfold {
     detail::with_policy(p.scorer, [&](auto& one) { one.parameters(one, f); });
   }
   /// On each of several scorers, with its default parameters.
-  static std::vector<massfold> every() requires detail::chosen_at_run_time<P> {
+  static std::vector<massfold> on_each_scorer() requires detail::chosen_at_run_time<P> {
     std::vector<massfold> all;
     for (const P& one : P::every()) {
       all.push_back({one});
