@@ -11,7 +11,7 @@
 #include "kvmeld/policies/zsmerge.hpp"
 #include "support/own_engine.hpp"
 
-namespace {
+namespace adopting_test {
 
 using namespace own_engine;
 
@@ -173,8 +173,6 @@ std::vector<float> transposed_engine(const text& x) {
   return all;
 }
 
-}  // namespace
-
 TEST_CASE("an engine's own memory and attention, in four layouts", "[adopting]") {
   const text x;
   const kvmeld::h2o policy{.recent = 0.25F};
@@ -287,3 +285,5 @@ TEST_CASE("tokens of a decode stream are admitted, and stay where they are", "[a
     }
   }
 }
+
+}  // namespace adopting_test

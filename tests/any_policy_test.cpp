@@ -7,10 +7,10 @@
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
+namespace any_policy_test {
+
 using fixtures::index_t;
 using kvmeld::budget;
-
-namespace {
 
 /// LAW: a prompt and some steps, through the policy and through any_policy, to the bit.
 template <class Policy>
@@ -64,8 +64,6 @@ void small_beside_the_cache(std::type_identity<kvmeld::basic_any_policy<Policies
   (check(Policies{}), ...);
 }
 
-}  // namespace
-
 TEST_CASE("the state of a policy is small beside the cache") {
   small_beside_the_cache(std::type_identity<kvmeld::any_policy>());
   CHECK(state_size(kvmeld::keepkv{.variant = kvmeld::keepkv::mode::code}) <= 12.6);
@@ -99,3 +97,5 @@ TEST_CASE("each head may run its own policy and budget", "[laws]") {
     CHECK(kv.head(4).length() == 50);
   }
 }
+
+}  // namespace any_policy_test

@@ -6,7 +6,7 @@
 
 #include "support/fixtures.hpp"
 
-namespace {
+namespace attend_test {
 
 using fixtures::cache;
 using fixtures::layout;
@@ -91,8 +91,6 @@ struct engine {
     kv.append(h, std::span<const float>(k), std::span<const float>(v));
   }
 };
-
-}  // namespace
 
 TEST_CASE("attention is the oracle's at every size around the tiles", "[attend]") {
   for (const index_t dim : {1, 2, 7, 32, 33, 128, 200}) {
@@ -270,3 +268,5 @@ TEST_CASE("the same bits wherever q, out, keys and values lie", "[attend]") {
     }
   }
 }
+
+}  // namespace attend_test

@@ -8,7 +8,7 @@
 #include "kvmeld/kvmeld.hpp"
 #include "support/all_heads.hpp"
 
-namespace {
+namespace attention_spec_test {
 
 using Catch::Contains;
 using kvmeld::attention_spec;
@@ -30,8 +30,6 @@ void refuses(kvmeld::errc code, const std::string& message, Change change) {
     CHECK_THAT(e.what(), Contains("kvmeld: ") && Contains(message));
   }
 }
-
-}  // namespace
 
 TEST_CASE("attention_spec: defaults are filled in, what is given stays", "[attention_spec]") {
   const attention_spec filled = plain.checked();
@@ -106,3 +104,5 @@ TEST_CASE("a model without rotation: keys are compared and moved as they are", "
     CHECK_FALSE(run(policy, {}) == run(policy, rotary::halves(10'000)));
   }
 }
+
+}  // namespace attention_spec_test

@@ -8,9 +8,9 @@
 #include "kvmeld/compress/layer_budgets.hpp"
 #include "support/fixtures.hpp"
 
-using fixtures::index_t;
+namespace budgets_test {
 
-namespace {
+using fixtures::index_t;
 
 index_t sum(const std::vector<index_t>& budget) {
   return std::accumulate(budget.begin(), budget.end(), index_t{0});
@@ -44,8 +44,6 @@ std::vector<T> flat(const oracle::mat& m) {
   }
   return x;
 }
-
-}  // namespace
 
 TEST_CASE("proportional budgets are the oracle's and sum exactly", "[oracle][budgets]") {
   for (int trial = 0; trial < 3000; ++trial) {
@@ -167,3 +165,5 @@ TEST_CASE("budgets that cannot be are refused", "[errors][budgets]") {
   CHECK_THROWS_WITH(pyramid_infer(4, 10, 20, 0), Catch::Contains("a least weight in (0, 1]"));
   CHECK_THROWS_WITH(ada_budgets(std::vector<float>{1, 2}, 1, 3), Catch::Contains("0 to 2 slots"));
 }
+
+}  // namespace budgets_test

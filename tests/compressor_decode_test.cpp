@@ -9,12 +9,10 @@
 #include "support/model.hpp"
 #include "support/policies.hpp"
 
-namespace {
+namespace compressor_decode_test {
 
 using namespace small_model;
 using kvmeld::budget;
-
-}  // namespace
 
 TEST_CASE("compressor: drafted tokens count as steps would, to the bit, or were never there") {
   for (const auto& example : fixtures::every_policy()) {
@@ -103,3 +101,5 @@ TEST_CASE("compressor: NaN of one request leaves the others' bits alone") {
     }
   }
 }
+
+}  // namespace compressor_decode_test

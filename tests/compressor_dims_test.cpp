@@ -8,7 +8,7 @@
 #include "kvmeld/policies/h2o.hpp"
 #include "support/fixtures.hpp"
 
-namespace {
+namespace compressor_dims_test {
 
 using fixtures::normal;
 using kvmeld::index_t;
@@ -29,8 +29,6 @@ std::vector<float> row(const std::vector<T>& x, index_t i, index_t of) {
   const auto first = x.begin() + std::ptrdiff_t{i} * of;
   return {first, first + of};
 }
-
-}  // namespace
 
 TEMPLATE_TEST_CASE("heads of a step have rows of their own, whatever the dims", "[value_dim]",
                    float, Eigen::half) {
@@ -84,3 +82,5 @@ TEST_CASE("drafts have rows of their own, whatever the dims", "[value_dim]") {
     CHECK(fixtures::bytes_of(drafted.head(h)) == fixtures::bytes_of(stepped.head(h)));
   }
 }
+
+}  // namespace compressor_dims_test

@@ -10,7 +10,7 @@
 #include "support/policies.hpp"
 #include "support/refusals.hpp"
 
-namespace {
+namespace compressor_errors_test {
 
 using fixtures::normal;
 using kvmeld::any_policy;
@@ -52,8 +52,6 @@ struct model {
     CHECK(everything() == before);
   }
 };
-
-}  // namespace
 
 TEST_CASE("heads that are not there or come twice are refused by every call", "[heads][errors]") {
   model m;
@@ -256,3 +254,5 @@ TEST_CASE("requests and heads that are not there are refused by every call", "[h
     m.refuses("head: expected 0 to 2, got " + std::to_string(h), [&] { (void)m.kv.head(h); });
   }
 }
+
+}  // namespace compressor_errors_test

@@ -10,7 +10,7 @@
 #include "support/model.hpp"
 #include "support/policies.hpp"
 
-namespace {
+namespace compressor_prompt_test {
 
 using namespace small_model;
 using kvmeld::any_policy;
@@ -40,8 +40,6 @@ void compress_by_hand(const any_policy& p, model_cache& kv, fixtures::state& sta
                      looks_ahead || spreads ? chosen.view().of(h) : own.of(h));
   }
 }
-
-}  // namespace
 
 TEST_CASE("compressor: a prompt and steps are those of its heads by hand, for every policy") {
   for (const auto& example : fixtures::every_policy()) {
@@ -244,3 +242,5 @@ TEST_CASE("compressor: what cannot be is refused by name, and changes nothing") 
   meld.step(heads, {query, row, row}, out);
   CHECK(kv.head(0).next_position() == 41);
 }
+
+}  // namespace compressor_prompt_test

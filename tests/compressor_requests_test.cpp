@@ -12,12 +12,10 @@
 #include "support/model.hpp"
 #include "support/policies.hpp"
 
-namespace {
+namespace compressor_requests_test {
 
 using namespace small_model;
 using kvmeld::budget;
-
-}  // namespace
 
 TEST_CASE("compressor: requests are emptied, copied, and stepped by threads of their own") {
   const index_t tokens = 60;
@@ -224,3 +222,5 @@ TEST_CASE("compressor: tokens are taken back by drafts, not by lengths once slot
     CHECK_NOTHROW(step());
   }
 }
+
+}  // namespace compressor_requests_test

@@ -9,7 +9,7 @@
 #include "kvmeld/kvmeld.hpp"
 #include "support/fixtures.hpp"
 
-namespace {
+namespace contract_test {
 
 using fixtures::normal;
 using kvmeld::index_t;
@@ -52,8 +52,6 @@ index_t slots_of(auto& kv, index_t request) {
   }
   return sum;
 }
-
-}  // namespace
 
 TEST_CASE("contract: a layer as the model computes it", "[contract]") {
   kvmeld::attention_spec spec{.kv_heads = 8, .group = 4, .key_dim = 128};
@@ -210,3 +208,5 @@ TEST_CASE("contract: requests, and memory that is given back", "[contract]") {
   short_of_memory.end_prompt(0);
   CHECK(paged.free_pages(heads).size() == 12);  // 60 slots take 8 pages of 20
 }
+
+}  // namespace contract_test

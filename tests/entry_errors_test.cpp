@@ -6,7 +6,7 @@
 #include "support/policies.hpp"
 #include "support/refusals.hpp"
 
-namespace {
+namespace entry_errors_test {
 
 using fixtures::bad_floats;
 using fixtures::cache;
@@ -36,8 +36,6 @@ void with_all_policies(F f) {
 }
 
 std::string name_of(const auto& p) { return std::string(p.name()); }
-
-}  // namespace
 
 TEST_CASE("budgets that do not fit are refused by every policy", "[errors]") {
   with_evicting_policies([](auto p) {
@@ -183,3 +181,5 @@ TEST_CASE("probabilities of the wrong size are refused", "[errors]") {
     });
   }
 }
+
+}  // namespace entry_errors_test

@@ -8,7 +8,7 @@
 #include "support/policies.hpp"
 #include "support/refusals.hpp"
 
-namespace {
+namespace error_test {
 
 using fixtures::cache;
 using fixtures::normal;
@@ -25,8 +25,6 @@ std::optional<errc> code_of(const std::function<void()>& call) {
   }
   return {};
 }
-
-}  // namespace
 
 TEST_CASE("an error's message has text and numbers as streams write them", "[errors]") {
   const std::string text = "text";
@@ -116,3 +114,5 @@ TEST_CASE("an error's code says what an engine can do about it", "[errors]") {
     code(errc::corrupt_file, [&] { save(broken, p, kv, state); });
   }
 }
+
+}  // namespace error_test

@@ -5,7 +5,7 @@
 
 #include "support/fixtures.hpp"
 
-namespace {
+namespace errors_test {
 
 using fixtures::cache;
 using fixtures::cache_shape;
@@ -29,8 +29,6 @@ void refuses(
   const bool unchanged = everything() == before;
   CHECK(unchanged);
 }
-
-}  // namespace
 
 TEST_CASE("shapes that no cache can have are refused", "[errors]") {
   struct bad {
@@ -281,3 +279,5 @@ TEST_CASE("attend refuses what it cannot do, and writes nothing", "[attend][erro
     }
   }
 }
+
+}  // namespace errors_test

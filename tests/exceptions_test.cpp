@@ -7,7 +7,7 @@
 
 #include "support/fixtures.hpp"
 
-namespace {
+namespace exceptions_test {
 
 using kvmeld::budget;
 using kvmeld::index_t;
@@ -94,8 +94,6 @@ struct fixture {
   }
 };
 
-}  // namespace
-
 TEST_CASE("what a policy throws in compress leaves its head as it was", "[errors]") {
   const bool scoring = GENERATE(false, true);
   fixture f;
@@ -151,3 +149,5 @@ TEST_CASE("what an executor throws leaves the heads that it did not run as they 
     CHECK((ran || (compressed.untouched(h) && stepped.untouched(h))));
   }
 }
+
+}  // namespace exceptions_test

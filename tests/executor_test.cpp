@@ -13,9 +13,9 @@
 #include "kvmeld/kvmeld.hpp"
 #include "support/typed_cache.hpp"
 
-using kvmeld::index_t;
+namespace executor_test {
 
-namespace {
+using kvmeld::index_t;
 
 /// What an engine with threads of its own would hand over.
 struct threads {
@@ -165,8 +165,6 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-}  // namespace
-
 TEST_CASE("any number of threads gives the same bits", "[executor]") {
   for (const kvmeld::any_policy& policy : kvmeld::any_policy::every()) {
     const auto expected = run(policy, any_executor(kvmeld::serial{}));
@@ -251,3 +249,5 @@ TEST_CASE("what a head throws comes out when all are done", "[executor]") {
   CHECK(done == 8);
 }
 #endif
+
+}  // namespace executor_test

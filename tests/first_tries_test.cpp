@@ -9,7 +9,7 @@
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/policies/h2o.hpp"
 
-namespace {
+namespace first_tries_test {
 
 using kvmeld::budget;
 using kvmeld::cache;
@@ -35,8 +35,6 @@ static_assert(!std::is_constructible_v<compressor<h2o>, const cache&, h2o, budge
 static_assert(!std::is_constructible_v<compressor<h2o>, cache, h2o, budget>);
 static_assert(!std::is_constructible_v<kvmeld::head_selection, kvmeld::index_t, kvmeld::index_t>);
 
-}  // namespace
-
 TEST_CASE("policies and budgets come in vectors and spans, or are one") {
   cache kv({.kv_heads = 2, .group = 2, .key_dim = 8}, {.capacity = 64});
   std::vector<h2o> policies(2);
@@ -60,3 +58,5 @@ TEST_CASE("policies and budgets come in vectors and spans, or are one") {
   same(compressor(kv, h2o{}, {.slots = 16}, {.probabilities = true}), false, false);
   same(compressor(kv, policies, budgets, {.probabilities = true}), true, true);
 }
+
+}  // namespace first_tries_test

@@ -7,6 +7,8 @@
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
+namespace fuzz_findings_test {
+
 TEST_CASE("fuzz: a plan of less than no slots is refused, as any other", "[errors]") {
   for (const kvmeld::index_t length : {-1, -5, std::numeric_limits<kvmeld::index_t>::min()}) {
     kvmeld::merge_plan plan;
@@ -91,3 +93,5 @@ TEST_CASE("fuzz: a step whose output is not finite leaves the state as it was", 
     CHECK(kv.head(0).length() == 1);
   }
 }
+
+}  // namespace fuzz_findings_test

@@ -9,10 +9,10 @@
 #include "oracle/budgets.hpp"
 #include "support/fixtures.hpp"
 
+namespace global_budgets_test {
+
 using fixtures::index_t;
 using kvmeld::budget_profile;
-
-namespace {
 
 index_t sum(const std::vector<index_t>& budget) {
   return std::accumulate(budget.begin(), budget.end(), index_t{0});
@@ -42,8 +42,6 @@ std::string saved(const budget_profile& profile) {
   kvmeld::save(out, profile);
   return out.str();
 }
-
-}  // namespace
 
 TEST_CASE("budgets by one threshold are the oracle's and sum exactly", "[oracle][budgets]") {
   for (int trial = 0; trial < 500; ++trial) {
@@ -184,3 +182,5 @@ TEST_CASE("budgets by one threshold that cannot be are refused", "[errors][budge
   CHECK(profile.errors()[0] == 1);
   CHECK_THROWS_WITH(budget_profile(0), Contains("expected at least 1 head, got 0"));
 }
+
+}  // namespace global_budgets_test

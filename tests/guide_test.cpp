@@ -8,6 +8,8 @@
 
 #include "support/paths.hpp"
 
+namespace guide_test {
+
 TEST_CASE("the guide shows what is tested", "[adopting]") {
   // Lines without the white space around them, and without empty ones.
   const auto lines = [](const std::string& file) {
@@ -43,3 +45,5 @@ TEST_CASE("the guide shows what is tested", "[adopting]") {
   }
   CHECK(blocks >= 10);
 }
+
+}  // namespace guide_test

@@ -8,6 +8,8 @@
 #include "support/model.hpp"
 #include "support/policies.hpp"
 
+namespace long_prompts_test {
+
 using namespace small_model;
 
 TEST_CASE("every policy compresses a prompt while it comes, within a budget and a chunk",
@@ -50,3 +52,5 @@ TEST_CASE("every policy compresses a prompt while it comes, within a budget and 
     }
   }
 }
+
+}  // namespace long_prompts_test

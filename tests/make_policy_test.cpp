@@ -8,7 +8,7 @@
 
 #include "support/policies.hpp"
 
-namespace {
+namespace make_policy_test {
 
 using kvmeld::any_policy;
 using kvmeld::make_policy;
@@ -32,8 +32,6 @@ void refuses(const std::string& message, std::string_view text) {
   CHECK_THROWS_AS(make_policy(text), kvmeld::error);
   CHECK_THROWS_WITH(make_policy(text), Catch::Contains(message));
 }
-
-}  // namespace
 
 TEST_CASE("a policy is made of its name and the parameters that are given", "[make_policy]") {
   CHECK(inside<kvmeld::fold>(make_policy("fold:share=0.4")).share == 0.4F);
@@ -134,3 +132,5 @@ TEST_CASE("names and values that no policy has are refused with those that there
   set_parameter(own, "sinks=7");
   CHECK(own.sinks == 7);
 }
+
+}  // namespace make_policy_test

@@ -6,7 +6,7 @@
 #include "support/policies.hpp"
 #include "support/saved.hpp"
 
-namespace {
+namespace observe_test {
 
 using fixtures::every_policy;
 using fixtures::normal;
@@ -46,8 +46,6 @@ struct one {
 struct needs {
   bool query = false, log_sum_exp = false;
 };
-
-}  // namespace
 
 TEST_CASE("an attention without what the policy needs is refused, and nothing was observed",
           "[observe][errors]") {
@@ -119,3 +117,5 @@ TEST_CASE("queries that are refused were not observed, and compress knows", "[ob
     }
   }
 }
+
+}  // namespace observe_test

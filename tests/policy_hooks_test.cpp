@@ -4,7 +4,7 @@
 
 #include "support/policies.hpp"
 
-namespace {
+namespace policy_hooks_test {
 
 using kvmeld::head_state;
 using kvmeld::index_t;
@@ -113,8 +113,6 @@ static_assert(misdeclared<supports_what>() == &hook::supports);
 static_assert(misdeclared<supports_little>() == nullptr);
 static_assert(misdeclared<kvmeld::any_policy>() == nullptr);
 
-}  // namespace
-
 TEST_CASE("every policy's hooks are called", "[policy]") {
   for (const auto& example : fixtures::every_policy()) {
     INFO(example.name);
@@ -122,3 +120,5 @@ TEST_CASE("every policy's hooks are called", "[policy]") {
         [](const auto& p) { CHECK(misdeclared<std::remove_cvref_t<decltype(p)>>() == nullptr); });
   }
 }
+
+}  // namespace policy_hooks_test

@@ -8,7 +8,7 @@
 
 #include "support/random.hpp"
 
-namespace {
+namespace product_test {
 
 namespace dense = kvmeld::dense;
 
@@ -31,8 +31,6 @@ std::ptrdiff_t threads_of_the_process() {
   return std::distance(begin(all), end(all));
 }
 #endif
-
-}  // namespace
 
 #ifdef __linux__
 TEST_CASE("a product starts no thread", "[product]") {
@@ -82,3 +80,5 @@ TEMPLATE_TEST_CASE("products have the values of their definition", "[product]", 
 #endif
   }
 }
+
+}  // namespace product_test

@@ -12,7 +12,7 @@
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
-namespace {
+namespace prompt_by_hand_test {
 
 using fixtures::index_t;
 using fixtures::normal;
@@ -96,8 +96,6 @@ void compare(const any_policy& given, const any_policy& p, const budget& b, Divi
     expect_same(x.theirs.head(h), meld.state(h), head, states[i]);
   }
 }
-
-}  // namespace
 
 TEST_CASE("one head: a prompt by hand is a compressor's, for every policy") {
   for (const auto& example : fixtures::every_policy()) {
@@ -222,3 +220,5 @@ TEST_CASE("observe_prompt refuses what observe does, whatever the policy takes o
     refuses({.data = x.q.data(), .count = -1, .group = 16, .row = 64}, "at least 0 queries");
   }
 }
+
+}  // namespace prompt_by_hand_test

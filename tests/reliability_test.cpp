@@ -9,6 +9,8 @@
 
 #include "support/paths.hpp"
 
+namespace reliability_test {
+
 TEST_CASE("every row of the tables of bad input is a test", "[errors]") {
   const auto read = [](const std::filesystem::path& file) {
     std::ifstream in(file);
@@ -40,3 +42,5 @@ TEST_CASE("every row of the tables of bad input is a test", "[errors]") {
   }
   CHECK(rows >= 40);
 }
+
+}  // namespace reliability_test

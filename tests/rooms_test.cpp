@@ -11,7 +11,7 @@
 
 #include "support/paths.hpp"
 
-namespace {
+namespace rooms_test {
 
 namespace fs = std::filesystem;
 
@@ -72,8 +72,6 @@ void check_house(const house& h, const fs::path& folder, std::size_t most_in_the
   CHECK(headers > 40);
 }
 
-}  // namespace
-
 TEST_CASE("includes between rooms run one way", "[house]") {
   check_house(host, paths::source("include/kvmeld"), 14);
   check_house(device, paths::source("cuda/kvmeld/cuda"), 8);
@@ -108,3 +106,5 @@ TEST_CASE("an include that runs back is seen", "[house]") {
   CHECK(device.upward("score/queries.cuh", select).size() == 1);
   CHECK(device.upward("step.cuh", select).empty());
 }
+
+}  // namespace rooms_test

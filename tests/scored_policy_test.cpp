@@ -8,7 +8,7 @@
 #include "../examples/custom_policy.hpp"
 #include "kvmeld/kvmeld.hpp"
 
-namespace {
+namespace scored_policy_test {
 
 using kvmeld::index_t;
 
@@ -42,8 +42,6 @@ std::vector<index_t> positions(const kvmeld::head_ref& head) {
   return all;
 }
 
-}  // namespace
-
 TEST_CASE("a score and what is protected are a policy", "[policy]") {
   SECTION("after a prompt and in decode") {
     kvmeld::cache kv = keys_of({5, -1, 4, 2, -3, 6});
@@ -72,3 +70,5 @@ TEST_CASE("a score and what is protected are a policy", "[policy]") {
         "more), got 7");
   }
 }
+
+}  // namespace scored_policy_test

@@ -8,6 +8,8 @@
 #include "kvmeld/detail/bytes.hpp"
 #include "support/shared_prefix.hpp"
 
+namespace sealed_errors_test {
+
 using namespace shared_prefix;
 using compressor = kvmeld::compressor<kvmeld::any_policy>;
 
@@ -151,3 +153,5 @@ TEST_CASE("what an engine does not give is refused where it seals", "[seal][erro
                                     "seal where attention has sinks (h2o"));
   CHECK_NOTHROW(reads_none.seal(0, 8));
 }
+
+}  // namespace sealed_errors_test

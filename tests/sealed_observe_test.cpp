@@ -7,9 +7,9 @@
 
 #include "support/sealed_pair.hpp"
 
-using namespace sealed;
+namespace sealed_observe_test {
 
-namespace {
+using namespace sealed;
 
 /// Every slot behind the seal with its numbers, by position: plans and removals order them
 /// otherwise.
@@ -27,8 +27,6 @@ std::vector<floats> by_position(const compressor& meld, kvmeld::cache& kv, index
   std::ranges::sort(all);
   return all;
 }
-
-}  // namespace
 
 TEST_CASE("an engine's own attention over all slots is observed as within those behind a seal",
           "[seal][observe]") {
@@ -98,3 +96,5 @@ TEST_CASE("an engine's own attention over all slots is observed as within those 
     }
   }
 }
+
+}  // namespace sealed_observe_test

@@ -8,6 +8,8 @@
 
 #include "support/shared_prefix.hpp"
 
+namespace sealed_requests_test {
+
 using namespace shared_prefix;
 
 TEST_CASE("requests on one sealed prefix are what they are on pages of their own", "[seal][fuzz]") {
@@ -136,3 +138,5 @@ TEST_CASE("a prefix that was compressed once serves many questions, after it was
   const auto x = each_layer(1);
   CHECK(first.step(1, x) == later.step(3, x));
 }
+
+}  // namespace sealed_requests_test

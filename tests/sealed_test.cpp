@@ -8,6 +8,8 @@
 #include "support/policies.hpp"
 #include "support/sealed_pair.hpp"
 
+namespace sealed_test {
+
 using namespace sealed;
 
 TEST_CASE("behind a seal every policy does what it does on a head of its own", "[seal]") {
@@ -200,3 +202,5 @@ TEST_CASE("rows are behind a seal wherever they lie", "[seal]") {
     }
   }
 }
+
+}  // namespace sealed_test

@@ -6,7 +6,7 @@
 #include "support/fixtures.hpp"
 #include "support/saved.hpp"
 
-namespace {
+namespace serialize_bytes_test {
 
 using fixtures::everything;
 using fixtures::index_t;
@@ -84,8 +84,6 @@ void refuses(const std::string& message, const std::function<void()>& call) {
   CHECK_THROWS_AS(call(), kvmeld::error);
   CHECK_THROWS_WITH(call(), Catch::Contains("kvmeld: ") && Catch::Contains(message));
 }
-
-}  // namespace
 
 TEST_CASE("crc32 is everyone's", "[serialize]") {
   kvmeld::detail::crc32 sum;
@@ -261,3 +259,5 @@ TEST_CASE("a cache saved from one layout loads into another", "[serialize]") {
     return again.str();
   }());
 }
+
+}  // namespace serialize_bytes_test

@@ -7,6 +7,8 @@
 
 #include "support/fixtures.hpp"
 
+namespace serialize_spec_test {
+
 TEST_CASE("a request is not loaded into another cap, other sinks or slopes",
           "[serialize][errors]") {
   const kvmeld::attention_spec plain{.kv_heads = 2, .group = 2, .key_dim = 4};
@@ -44,3 +46,5 @@ TEST_CASE("a request is not loaded into another cap, other sinks or slopes",
     }
   }
 }
+
+}  // namespace serialize_spec_test

@@ -6,12 +6,10 @@
 #include "support/policies.hpp"
 #include "support/saved.hpp"
 
-namespace {
+namespace serialize_test {
 
 using fixtures::index_t;
 using fixtures::normal;
-
-}  // namespace
 
 TEMPLATE_TEST_CASE("a loaded cache goes on bit for bit", "[serialize]", float, Eigen::half,
                    Eigen::bfloat16) {
@@ -43,3 +41,5 @@ TEMPLATE_TEST_CASE("whatever bits a state has, they are loaded as they were save
     CHECK(fixtures::everything(other, loaded) == fixtures::everything(one, state));
   }
 }
+
+}  // namespace serialize_test

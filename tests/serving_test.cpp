@@ -12,7 +12,7 @@
 #include "kvmeld/policies/zsmerge.hpp"
 #include "support/fixtures.hpp"
 
-namespace {
+namespace serving_test {
 
 constexpr int layers = 2, kv_heads = 2, group = 2, dim = 8, width = kv_heads * group * dim;
 constexpr int capacity = 64;
@@ -140,8 +140,6 @@ void decode(server& s, std::vector<request*> batch, int steps) {
   }
 }
 
-}  // namespace
-
 TEST_CASE("a server's requests get what they would get alone", "[adopting]") {
   const model m;
   const auto tokens = [](int n) { return fixtures::normal(n * width); };
@@ -225,3 +223,5 @@ TEST_CASE("two requests share a sealed prefix, and each is compressed behind it"
   CHECK(kv.pages(0) == 9);
   CHECK(kv.head(0).key(0).data == kv.head(kv_heads).key(0).data);
 }
+
+}  // namespace serving_test

@@ -6,7 +6,7 @@
 #include "kvmeld/compressor.hpp"
 #include "support/reused.hpp"
 
-namespace {
+namespace shrink_test {
 
 using fixtures::example;
 using fixtures::refuses;
@@ -47,8 +47,6 @@ struct model {
   }
 };
 
-}  // namespace
-
 TEST_CASE("a cache that was shrunk with its compressor goes on as it was", "[reuse]") {
   const text x;
   for (const example& e : fixtures::policies()) {
@@ -88,3 +86,5 @@ TEST_CASE("another cache than the one that is compressed is not shrunk", "[reuse
   refuses(errc::invalid_argument, "shrink: expected accept first, got a draft",
           [&] { one.kv.shrink(one.meld, 90); });
 }
+
+}  // namespace shrink_test

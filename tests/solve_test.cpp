@@ -7,6 +7,8 @@
 #include "kvmeld/detail/product.hpp"
 #include "support/random.hpp"
 
+namespace solve_test {
+
 TEST_CASE("a lower triangle is solved", "[product]") {
   using matrix = kvmeld::dense::matrix_of<float>;
   std::normal_distribution<float> gauss;
@@ -26,3 +28,5 @@ TEST_CASE("a lower triangle is solved", "[product]") {
     CHECK((back - right.cast<double>()).cwiseAbs().maxCoeff() < 2e-5);
   }
 }
+
+}  // namespace solve_test

@@ -12,7 +12,7 @@
 #include "support/policies.hpp"
 #include "support/sanitized.hpp"
 
-namespace {
+namespace stack_test {
 
 using fixtures::normal;
 using kvmeld::budget;
@@ -40,8 +40,6 @@ void on_small_stack(const std::function<void()>& f) {
   REQUIRE(pthread_join(thread, nullptr) == 0);
   pthread_attr_destroy(&attributes);
 }
-
-}  // namespace
 
 TEST_CASE("every policy decodes on a thread of 128 KiB of stack", "[stack]") {
   constexpr index_t dim = 128, group = 4, tokens = frames_are_real ? 700 : 260,
@@ -80,3 +78,5 @@ TEST_CASE("every policy decodes on a thread of 128 KiB of stack", "[stack]") {
   }
 }
 #endif
+
+}  // namespace stack_test

@@ -4,7 +4,7 @@
 
 #include "support/fixtures.hpp"
 
-namespace {
+namespace step_input_test {
 
 using fixtures::normal;
 using kvmeld::budget;
@@ -40,8 +40,6 @@ std::vector<float> decoded(const kvmeld::any_policy& policy) {
   return all;
 }
 
-}  // namespace
-
 TEMPLATE_TEST_CASE("a step's rows in 16 bits are the floats that they stand for", "[step][half]",
                    Eigen::half, Eigen::bfloat16) {
   for (const auto& p : kvmeld::any_policy::every()) {
@@ -68,3 +66,5 @@ TEST_CASE("keys and values of the cache's scalar are stored as they came", "[ste
     CHECK(kv.head(0).value(0)[i].x == v[static_cast<std::size_t>(i)].x);
   }
 }
+
+}  // namespace step_input_test

@@ -14,7 +14,7 @@
 
 #include "support/fixtures.hpp"
 
-namespace {
+namespace throwing_policy_test {
 
 using kvmeld::budget;
 using kvmeld::index_t;
@@ -147,8 +147,6 @@ struct fragile_request {
   }
 };
 
-}  // namespace
-
 TEST_CASE("whatever a policy throws, its head goes on as its lengths say", "[errors]") {
   const auto b = GENERATE(budget{fragile_request::slots}, budget{fragile_request::slots, 14});
   fragile::calls = fragile::fails_at = 0;
@@ -212,3 +210,5 @@ TEST_CASE("a spoiled log-mass is refused by a step that plans with it, and the t
   step();
   CHECK((kv.head(0).length() == 12 && kv.head(0).next_position() == tokens + 3));
 }
+
+}  // namespace throwing_policy_test

@@ -6,7 +6,7 @@
 #include "support/all_heads.hpp"
 #include "support/windowed.hpp"
 
-namespace {
+namespace windows_edges_test {
 
 using namespace windowed;
 using kvmeld::budget;
@@ -42,8 +42,6 @@ std::vector<std::vector<double>> rows_of(const stream& x, const attention_spec& 
   }
   return all;
 }
-
-}  // namespace
 
 TEST_CASE("attention sees no slot that has left its window", "[window]") {
   const stream x;
@@ -175,3 +173,5 @@ TEST_CASE("a head of no more slots than its window holds all of its tokens", "[w
     CHECK(apart(out, x.attention(layer(window), 0, 2)) < 1e-5);
   }
 }
+
+}  // namespace windows_edges_test

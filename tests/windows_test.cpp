@@ -6,7 +6,7 @@
 
 #include "support/windowed.hpp"
 
-namespace {
+namespace windows_test {
 
 using namespace windowed;
 using kvmeld::any_policy;
@@ -47,8 +47,6 @@ void cut_exactly(auto& kv, const others& o, const stream& x, index_t chunk) {
     }
   }
 }
-
-}  // namespace
 
 TEST_CASE("a layer with a window is cut to it, whatever the chunks of its prompt", "[window]") {
   const stream x;
@@ -164,3 +162,5 @@ TEST_CASE("a request with windows is saved, copied, emptied and shrunk", "[windo
   kv.shrink(meld, std::max(most, index_t{41}));
   CHECK(decode(kv, meld, x) == expected);
 }
+
+}  // namespace windows_test

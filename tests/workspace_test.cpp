@@ -8,7 +8,7 @@
 #include "kvmeld/policies/h2o.hpp"
 #include "support/random.hpp"
 
-namespace {
+namespace workspace_test {
 
 using kvmeld::index_t;
 
@@ -20,8 +20,6 @@ std::vector<float> numbers(index_t n) {
   }
   return x;
 }
-
-}  // namespace
 
 TEST_CASE("a step makes room in the workspace that it is given", "[step]") {
   constexpr index_t group = 2, dim = 16, steps = 40;
@@ -43,3 +41,5 @@ TEST_CASE("a step makes room in the workspace that it is given", "[step]") {
   }
   CHECK(kv.head(1).length() == limit.slots);
 }
+
+}  // namespace workspace_test

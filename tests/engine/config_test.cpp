@@ -8,7 +8,7 @@
 
 #include "engine/test_files.hpp"
 
-namespace {
+namespace config_test {
 
 nlohmann::json llama() {
   return {{"model_type", "llama"},    {"hidden_act", "silu"},
@@ -39,8 +39,6 @@ nlohmann::json with(nlohmann::json json, const nlohmann::json& fields) {
 void refuses(const nlohmann::json& fields, std::initializer_list<std::string> words) {
   test::expect_refusal("config.json", words, [&] { read(with(llama(), fields)); });
 }
-
-}  // namespace
 
 TEST_CASE("config: a llama as Hugging Face writes it") {
   const auto c = read(llama());
@@ -155,3 +153,5 @@ TEST_CASE("config: refuses files that are no JSON object") {
   test::expect_refusal(folder.path().string(), {"readable file"},
                        [&] { engine::config::read(folder.path()); });
 }
+
+}  // namespace config_test

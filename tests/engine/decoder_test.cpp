@@ -12,7 +12,7 @@
 #include "engine/prefill.hpp"
 #include "engine/test_files.hpp"
 
-namespace {
+namespace decoder_test {
 
 using engine::index_t;
 using engine::row_major_matrix;
@@ -83,8 +83,6 @@ class growing_lists {
 };
 
 const char* const models[] = {"llama-f32", "qwen2-bf16", "llama-f16-sharded"};
-
-}  // namespace
 
 TEST_CASE("decoder: a prompt's logits are those of transformers") {
   for (const char* name : models) {
@@ -297,3 +295,5 @@ TEST_CASE("causal_attention: refuses shapes that do not fit") {
   CHECK_THROWS_WITH(attend(4, 2, 2, 3), Catch::Contains("expected k and v [6, 4], got [5, 4]"));
   CHECK_THROWS_WITH(attend(4, 1, 2, 2), Catch::Contains("expected k and v [5, 2]"));
 }
+
+}  // namespace decoder_test

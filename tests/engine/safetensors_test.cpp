@@ -12,7 +12,7 @@
 
 #include "engine/test_files.hpp"
 
-namespace {
+namespace safetensors_test {
 
 using test::safetensors;
 
@@ -36,8 +36,6 @@ void refuses(const std::string& bytes, std::initializer_list<std::string> words)
 }
 
 const std::string two_floats = bytes_of<float>({1, 2});
-
-}  // namespace
 
 TEST_CASE("safetensors: F32, F16 and BF16 become floats") {
   const test::temporary_folder folder;
@@ -219,3 +217,5 @@ TEST_CASE("checkpoint: refuses a folder without weights") {
   test::expect_refusal(folder.path().string(), {"model.safetensors", "index.json", "got neither"},
                        [&] { engine::checkpoint(folder.path()); });
 }
+
+}  // namespace safetensors_test

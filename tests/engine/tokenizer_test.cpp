@@ -13,7 +13,7 @@
 #include "engine/test_files.hpp"
 #include "support/paths.hpp"
 
-namespace {
+namespace tokenizer_test {
 
 const char* const models[] = {"tokenizer-prefix", "tokenizer-newline", "tokenizer-default"};
 
@@ -22,8 +22,6 @@ constexpr engine::index_t any_vocab = 100'000;
 nlohmann::json reference(const std::string& name) {
   return nlohmann::json::parse(engine::read_file(test::engine_data(name) / "reference.json"));
 }
-
-}  // namespace
 
 TEST_CASE("tokenizer: the tokens of SentencePiece's own package, whole texts and fragments") {
   for (const char* name : models) {
@@ -147,3 +145,5 @@ TEST_CASE("tokenizer: the bundled model's text comes back as it was") {
   CHECK(tokenizer.decode(tokens) == text);
   CHECK(tokenizer.encode_fragment(text) == tokens);
 }
+
+}  // namespace tokenizer_test

@@ -7,9 +7,9 @@
 #include "engine/prefill.hpp"
 #include "support/tiny_model.hpp"
 
-using test::tiny_model;
+namespace attention_error_test {
 
-namespace {
+using test::tiny_model;
 
 constexpr int prompt_tokens = 96, future = 12;
 
@@ -42,8 +42,6 @@ std::vector<double> attended(const auto& head, const engine::layer_record& behin
   }
   return out;
 }
-
-}  // namespace
 
 TEST_CASE("the output error is of the residual stream behind each layer's attention") {
   const tiny_model files;
@@ -119,3 +117,5 @@ TEST_CASE("the output error is of the residual stream behind each layer's attent
       .index = 2, .policy = evaluate::full_cache(), .limit = {prompt_tokens}};
   CHECK(evaluate::errors_of(full, model, prompts, on).output.mean == 0);
 }
+
+}  // namespace attention_error_test

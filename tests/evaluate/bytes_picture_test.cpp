@@ -4,7 +4,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace {
+namespace bytes_picture_test {
 
 evaluate::row of(const std::string& policy, double kl, double facts, double mib = 2) {
   evaluate::row r{};
@@ -12,8 +12,6 @@ evaluate::row of(const std::string& policy, double kl, double facts, double mib 
   r.kl = {kl}, r.needle_after = {facts};
   return r;
 }
-
-}  // namespace
 
 TEST_CASE("the best of every panel come first in the picture by bytes") {
   const std::vector<evaluate::row> rows = {of("full_cache/q8_0", 0.01, 1), of("second", 0.5, 0),
@@ -50,3 +48,5 @@ TEST_CASE(
   }
   CHECK(script.find("first 2,") == std::string::npos);
 }
+
+}  // namespace bytes_picture_test

@@ -9,6 +9,8 @@
 #include "support/paths.hpp"
 #include "support/tiny_model.hpp"
 
+namespace case_batches_test {
+
 TEST_CASE("so many needle cases are held at once as their keys, values and queries take memory") {
   const test::tiny_model model;
   auto o = model.options({"--cases", "40", "--policies", "h2o,fold"});
@@ -76,3 +78,5 @@ TEST_CASE("needle cases in batches are answered as all at once, and heads are lo
   CHECK(whole[0].after.share().mean > 0);
   CHECK(whole[2].after.share().mean < whole[0].after.share().mean);
 }
+
+}  // namespace case_batches_test

@@ -12,6 +12,8 @@
 #include "evaluate/parallel.hpp"
 #include "support/tiny_model.hpp"
 
+namespace evaluate_test {
+
 using test::fields;
 using test::header;
 using test::tiny_model;
@@ -43,13 +45,9 @@ TEST_CASE("evaluate writes a row for each policy and budget, and what was not as
   CHECK_THAT(table, Catch::Contains("nll") && !Catch::Contains("stream"));
 }
 
-namespace {
-
 /// Rows of a run of all policies that finds no heads to keep whole: the budget is too small for
 /// one, or there are no needles to find them by.
 std::size_t rows_without_whole_heads() { return 1 + evaluate::all_policies().size() - 1; }
-
-}  // namespace
 
 TEST_CASE("evaluate fills every column, and the full cache is without error") {
   const tiny_model model;
@@ -285,3 +283,5 @@ TEST_CASE("room after a prompt changes what is decoded, not what is compressed")
   CHECK(none["attention_error"] == some["attention_error"]);
   CHECK(none["nll"] != some["nll"]);
 }
+
+}  // namespace evaluate_test

@@ -7,7 +7,7 @@
 #include "evaluate/random.hpp"
 #include "support/tiny_model.hpp"
 
-namespace {
+namespace heads_test {
 
 engine::row_major_matrix random_rows(evaluate::random_source& random, Eigen::Index rows,
                                      Eigen::Index columns) {
@@ -17,8 +17,6 @@ engine::row_major_matrix random_rows(evaluate::random_source& random, Eigen::Ind
   }
   return m;
 }
-
-}  // namespace
 
 TEST_CASE("a head's stats are shares of its causal attention") {
   engine::config shape;
@@ -81,3 +79,5 @@ TEST_CASE("heads that keep all are found by needles, or the row is refused") {
   CHECK(refused.csv.size() == 1);
   CHECK_THAT(refused.table, Catch::Contains("refused: --tasks needle finds its heads"));
 }
+
+}  // namespace heads_test

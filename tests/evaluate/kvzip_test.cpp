@@ -11,7 +11,7 @@
 #include "support/paths.hpp"
 #include "support/tiny_model.hpp"
 
-namespace {
+namespace evaluate_kvzip_test {
 
 using evaluate::index_t;
 
@@ -33,8 +33,6 @@ oracle::mat rows_of(const engine::row_major_matrix& m, index_t h, index_t dim, E
   }
   return rows;
 }
-
-}  // namespace
 
 TEST_CASE("a prompt that is read again part by part is scored as the oracle does", "[oracle]") {
   const test::tiny_model files;
@@ -128,3 +126,5 @@ TEST_CASE("kvzip keeps what kvpress's KVzipPress keeps of the same tokens", "[go
     CHECK(jaccard >= 0.98);
   }
 }
+
+}  // namespace evaluate_kvzip_test

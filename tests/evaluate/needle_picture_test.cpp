@@ -4,7 +4,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace {
+namespace needle_picture_test {
 
 evaluate::outcome found(const std::string& policy) {
   evaluate::outcome x;
@@ -12,8 +12,6 @@ evaluate::outcome found(const std::string& policy) {
   x.needle_after.asked[0] = x.needle_after.right[0] = 1;
   return x;
 }
-
-}  // namespace
 
 TEST_CASE("a panel's long name of two words takes two rows, a short one and a lone one do not") {
   std::vector<evaluate::outcome> outcomes;
@@ -35,3 +33,5 @@ TEST_CASE("every name of a legend has a line of its own style") {
   CHECK(script.substr(arrow, script.find('\n', arrow) - arrow).ends_with("nohead linestyle 2"));
   CHECK(script.find("set arrow 100 ") != std::string::npos);
 }
+
+}  // namespace needle_picture_test

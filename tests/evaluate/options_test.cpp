@@ -5,6 +5,8 @@
 #include "evaluate/row.hpp"
 #include "support/tiny_model.hpp"
 
+namespace options_test {
+
 using test::tiny_model;
 
 TEST_CASE("budgets below one are shares of the prompt, others slots") {
@@ -110,3 +112,5 @@ TEST_CASE("csv: a name with several parameters is one field", "[evaluate]") {
   CHECK(evaluate::csv_field("fold:refine=60,share=0.4") == "\"fold:refine=60,share=0.4\"");
   CHECK(evaluate::csv_field("a\"b\"") == "\"a\"\"b\"\"\"");
 }
+
+}  // namespace options_test

@@ -11,10 +11,10 @@
 #include "evaluate/prompt.hpp"
 #include "support/tiny_model.hpp"
 
+namespace profile_test {
+
 using test::fields;
 using test::tiny_model;
-
-namespace {
 
 const std::string every_threshold[] = {"kvzip", "h2o+global", "fold"};
 
@@ -39,8 +39,6 @@ struct tiny_text {
         evaluate::replay_for(policies, model, r, tokens));
   }
 };
-
-}  // namespace
 
 TEST_CASE("a profile of a prompt's thresholds gives the same cache") {
   const tiny_text text(96);
@@ -292,3 +290,5 @@ TEST_CASE("a profile of several policies, or of none, or of another model, is re
   out.close();
   CHECK_THAT(refusal({"--policies", "kvzip"}), Catch::Contains("expected a profile of 2 heads"));
 }
+
+}  // namespace profile_test

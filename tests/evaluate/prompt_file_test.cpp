@@ -16,7 +16,7 @@
 #include "evaluate/options.hpp"
 #include "support/paths.hpp"
 
-namespace {
+namespace prompt_file_test {
 
 using evaluate::metric;
 using strings = std::vector<std::string>;
@@ -41,8 +41,6 @@ std::string refusal_of(const std::string& text) {
 }
 
 const std::string good = R"({"context": "c", "question": "q", "answers": ["a"]})";
-
-}  // namespace
 
 TEST_CASE("prompts are read as they are, with any text and other fields") {
   const test::temporary_folder folder;
@@ -115,8 +113,6 @@ TEST_CASE("scores are those counted by hand") {
   CHECK(f1("A red. \nblue", {"red"}) == 1);
 }
 
-namespace {
-
 struct output {
   int code = 0;
   std::string table;
@@ -158,8 +154,6 @@ std::string prompt_line(int place, const std::string& metric) {
          R"(", "question": "\nQuestion: what is the secret code of Mirola? Answer:", "answers": ["48213"], "metric": ")" +
          metric + "\"}\n";
 }
-
-}  // namespace
 
 TEST_CASE("prompts of a file are asked of every policy, after compression") {
   const std::string lines = prompt_line(0, "contains") + prompt_line(1, "contains") +
@@ -250,3 +244,5 @@ TEST_CASE("prompts are given as a number or as files") {
   CHECK_THROWS_WITH(parse("/nowhere"),
                     "--prompts: expected a number or JSONL files, got '/nowhere'");
 }
+
+}  // namespace prompt_file_test

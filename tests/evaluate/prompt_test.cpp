@@ -8,9 +8,9 @@
 #include "evaluate/policies.hpp"
 #include "support/tiny_model.hpp"
 
-using test::tiny_model;
+namespace prompt_test {
 
-namespace {
+using test::tiny_model;
 
 std::vector<int> first_tokens(const tiny_model& files, std::size_t count) {
   std::vector<int> tokens;
@@ -19,8 +19,6 @@ std::vector<int> first_tokens(const tiny_model& files, std::size_t count) {
   }
   return tokens;
 }
-
-}  // namespace
 
 TEST_CASE("prompts measured once are compressed as by compress itself, at any budget") {
   const tiny_model files;
@@ -287,3 +285,5 @@ TEST_CASE("sequences decoded side by side, of different lengths, are those decod
     }
   }
 }
+
+}  // namespace prompt_test

@@ -8,6 +8,8 @@
 #include "evaluate/compressed_cache.hpp"
 #include "support/tiny_model.hpp"
 
+namespace stored_cache_test {
+
 using test::fields;
 using test::tiny_model;
 
@@ -103,3 +105,5 @@ TEST_CASE("a stored cache is the cache that it was made of, in its storage") {
           10 * (kvmeld::row_bytes(type.keys, 32) + kvmeld::row_bytes(type.values, 32) + 8));
   }
 }
+
+}  // namespace stored_cache_test

@@ -16,7 +16,7 @@
 #include "evaluate/ruler_text.hpp"
 #include "support/paths.hpp"
 
-namespace {
+namespace task_texts_test {
 
 using evaluate::index_t;
 
@@ -51,10 +51,6 @@ std::string key_of(const evaluate::ruler_ask& ask) {
   return found[1];
 }
 
-}  // namespace
-
-namespace {
-
 /// The bundled vocabulary with a chat template around what is said.
 class chatting : public engine::text_codec {
  public:
@@ -69,8 +65,6 @@ class chatting : public engine::text_codec {
     return engine::chat_turn{.before = {1, 2, 1}, .after = {2, 1}};
   }
 };
-
-}  // namespace
 
 TEST_CASE("a needle case is a turn of a chat, where that is asked for") {
   const engine::tokenizer chat(std::make_unique<chatting>());
@@ -268,3 +262,5 @@ TEST_CASE("no other prior predicts chains better") {
     CHECK(best < nats);
   }
 }
+
+}  // namespace task_texts_test

@@ -15,7 +15,7 @@
 #include "support/paths.hpp"
 #include "support/tiny_model.hpp"
 
-namespace {
+namespace tasks_test {
 
 const std::filesystem::path models = paths::models();
 
@@ -61,8 +61,6 @@ std::vector<std::string> fields(const std::string& line) {
   }
   return all;
 }
-
-}  // namespace
 
 TEST_CASE("the likeliest token but one") {
   evaluate::row_major_matrix logits(1, 4);
@@ -207,3 +205,5 @@ TEST_CASE("the tasks' table marks the least loss of a group") {
   CHECK(evaluate::tasks_table(todo, {}).empty());
   CHECK(evaluate::tasks_file("a/b.csv") == "a/b-tasks.csv");
 }
+
+}  // namespace tasks_test

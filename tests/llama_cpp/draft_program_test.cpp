@@ -8,7 +8,7 @@
 #include "llama_cpp/draft.hpp"
 #include "llama_cpp/program.hpp"
 
-namespace {
+namespace draft_program_test {
 
 using namespace test;
 using kvmeld::llama::look_up;
@@ -41,8 +41,6 @@ run_of run(program_options o, index_t draft) {
   }
   return r;
 }
-
-}  // namespace
 
 TEST_CASE("llama.cpp: prompt look-up gives what followed the latest longest repetition") {
   const std::vector<int> text = {1, 2, 3, 4, 9, 2, 3, 5, 6, 1, 2, 3};
@@ -91,3 +89,5 @@ TEST_CASE("llama.cpp: the program writes with drafts what it writes without, and
   refused("--policy", "attention_matching",
           "--draft: expected a policy that decodes with it, got --policy attention_matching");
 }
+
+}  // namespace draft_program_test

@@ -4,7 +4,7 @@
 
 #include "llama_cpp/announced.hpp"
 
-namespace {
+namespace drafts_test {
 
 using namespace test;
 using Catch::Contains;
@@ -60,8 +60,6 @@ void compare(llama_model* model, const std::string& policy, index_t layers, inde
   const auto a = plain.kv.report(), b = drafted.kv.report();
   CHECK((b.tokens == prompt + written && b.bytes == a.bytes && b.cells == a.cells));
 }
-
-}  // namespace
 
 TEST_CASE("llama.cpp: drafts with tokens taken back are the steps that stay, for every policy") {
   const twin models;
@@ -156,3 +154,5 @@ TEST_CASE("llama.cpp: what is no draft is not taken back, and a draft waits for 
   open.kv.end_prompt();
   open.decode(tokens_of(text, 30, 2), true);
 }
+
+}  // namespace drafts_test

@@ -5,7 +5,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace {
+namespace families_test {
 
 using namespace test;
 using kvmeld::llama::mode;
@@ -65,8 +65,6 @@ distances compare(const family& f, llama_model* model, mode how, const std::stri
   CHECK(r.cells == (how == mode::repack ? slots : std::max(f.window, 1)));
   return d;
 }
-
-}  // namespace
 
 TEST_CASE("llama.cpp: every family gives its own logits before anything is evicted") {
   for (const family& f : families()) {
@@ -144,3 +142,5 @@ TEST_CASE("llama.cpp: scale, cap and sinks are read off the nodes of a layer's a
           "expected logits of layer 3 that are products, or these with a cap, got ADD"));
   ggml_free(memory);
 }
+
+}  // namespace families_test

@@ -7,7 +7,7 @@
 #include "llama_cpp/families.hpp"
 #include "llama_cpp/streams.hpp"
 
-namespace {
+namespace gguf_test {
 
 using namespace test;
 
@@ -75,8 +75,6 @@ void expect_same_logits(const std::filesystem::path& file, std::span<const int> 
   CHECK(floats.size > 5);
   CHECK(rounded.kl < kl);
 }
-
-}  // namespace
 
 TEST_CASE("gguf: the bundled model's logits and tokens are llama.cpp's, whatever its tensors are") {
   const bundled m;
@@ -216,3 +214,5 @@ TEST_CASE("gguf: what the engine would get wrong is refused, by the file's name"
   expect_refusal("bad.gguf", {"got a file of"},
                  [&] { engine::model::load(folder.path() / "bad.gguf"); });
 }
+
+}  // namespace gguf_test

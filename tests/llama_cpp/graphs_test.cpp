@@ -6,7 +6,7 @@
 
 #include "llama_cpp/files.hpp"
 
-namespace {
+namespace graphs_test {
 
 using namespace test;
 using kvmeld::budget;
@@ -81,8 +81,6 @@ auto rows_of(const char* cache) {
 }
 
 using Catch::Contains;
-
-}  // namespace
 
 TEST_CASE("llama.cpp: a graph with nodes of other names is refused, not misread") {
   twin models;
@@ -243,3 +241,5 @@ TEST_CASE("llama.cpp: a second sequence is refused, and the first goes on") {
     CHECK(kv.kv.report().tokens == 64);
   }
 }
+
+}  // namespace graphs_test

@@ -8,6 +8,8 @@
 
 #include "llama_cpp/files.hpp"
 
+namespace masses_test {
+
 using namespace test;
 
 TEST_CASE("llama.cpp: edited logits give the probabilities and log-sum-exp of kvmeld's attention") {
@@ -85,3 +87,5 @@ TEST_CASE("llama.cpp: edited logits give the probabilities and log-sum-exp of kv
     }
   }
 }
+
+}  // namespace masses_test

@@ -6,7 +6,7 @@
 
 #include "llama_cpp/files.hpp"
 
-namespace {
+namespace memory_test {
 
 using namespace test;
 using kvmeld::budget;
@@ -19,8 +19,6 @@ std::size_t heap_bytes() {
   const struct mallinfo2 all = mallinfo2();
   return all.uordblks + all.hblkhd;
 }
-
-}  // namespace
 
 TEST_CASE(
     "llama.cpp: bytes are rows, log-mass, positions and columns, in use and reserved, and repack's "
@@ -82,3 +80,5 @@ TEST_CASE("llama.cpp: 20,000 tokens in constant memory") {
     CHECK(llama_n_ctx(kv.context.get()) == 256);
   }
 }
+
+}  // namespace memory_test

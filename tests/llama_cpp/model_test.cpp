@@ -5,7 +5,7 @@
 #include "llama_cpp/bundled.hpp"
 #include "llama_cpp/streams.hpp"
 
-namespace {
+namespace model_test {
 
 using namespace test;
 
@@ -18,8 +18,6 @@ std::vector<int> tokenize(const llama_model* model, const std::string& text) {
   tokens.resize(static_cast<std::size_t>(n));
   return tokens;
 }
-
-}  // namespace
 
 TEST_CASE("llama.cpp: the bundled model's text becomes the same tokens") {
   const bundled m;
@@ -85,3 +83,5 @@ TEST_CASE("llama.cpp: on the bundled model every policy gives the logits of our 
     CHECK(d.effect > 1000 * std::max(d.to_repack, d.to_own));
   }
 }
+
+}  // namespace model_test

@@ -4,7 +4,7 @@
 
 #include "llama_cpp/files.hpp"
 
-namespace {
+namespace modes_test {
 
 using namespace test;
 using kvmeld::budget;
@@ -12,8 +12,6 @@ using kvmeld::llama::mode;
 using kvmeld::llama::options;
 
 constexpr index_t chunk = 64;
-
-}  // namespace
 
 TEST_CASE("llama.cpp: layers have their own budgets, and a layer can be left alone") {
   twin models;
@@ -231,3 +229,5 @@ TEST_CASE("llama.cpp: a batch that asks for no logits is compressed all the same
   const auto rest = std::span(text).subspan(128);
   CHECK(difference(quiet.decode(rest), asked.decode(rest)) == 0);
 }
+
+}  // namespace modes_test

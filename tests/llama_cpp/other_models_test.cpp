@@ -4,7 +4,7 @@
 
 #include "llama_cpp/announced.hpp"
 
-namespace {
+namespace other_models_test {
 
 using namespace test;
 using Catch::Contains;
@@ -121,8 +121,6 @@ llama_model_ptr lfm2() {
   return f.load();
 }
 
-}  // namespace
-
 TEST_CASE("llama.cpp: random MLA and hybrid models, which llama.cpp runs, are refused by name") {
   const auto refused = [](const llama_model_ptr& model) {
     const llama_context_ptr context(llama_init_from_model(model.get(), exact_parameters(256, 64)));
@@ -169,3 +167,5 @@ TEST_CASE("llama.cpp: a policy is refused on a model whose attention it does not
     }
   }
 }
+
+}  // namespace other_models_test

@@ -5,7 +5,7 @@
 #include "kvmeld/search/select.hpp"
 #include "llama_cpp/files.hpp"
 
-namespace {
+namespace own_policy_test {
 
 using namespace test;
 using kvmeld::llama::mode;
@@ -49,8 +49,6 @@ struct onlooker {
   }
 };
 
-}  // namespace
-
 TEST_CASE("llama.cpp: a policy of one's own is shown probabilities, log-sum-exp and queries") {
   twin models;
   const auto text = draw_tokens(192, models.shape.vocab);
@@ -73,3 +71,5 @@ TEST_CASE("llama.cpp: a policy of one's own is shown probabilities, log-sum-exp 
     CHECK(kv.report().slots == 96);
   }
 }
+
+}  // namespace own_policy_test

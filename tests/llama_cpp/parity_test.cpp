@@ -4,6 +4,8 @@
 
 #include "llama_cpp/streams.hpp"
 
+namespace parity_test {
+
 using namespace test;
 
 TEST_CASE("llama.cpp: every policy gives the logits of our own engine, in both modes") {
@@ -29,3 +31,5 @@ TEST_CASE("llama.cpp: every policy gives the logits of our own engine, in both m
     CHECK(d.effect > 1000 * std::max(d.to_repack, d.to_own));
   }
 }
+
+}  // namespace parity_test

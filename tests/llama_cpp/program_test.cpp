@@ -10,7 +10,7 @@
 #include "llama_cpp/vocabulary.hpp"
 #include "support/paths.hpp"
 
-namespace {
+namespace program_test {
 
 using namespace test;
 using kvmeld::llama::program_options;
@@ -58,8 +58,6 @@ struct table {
 using cells = std::vector<std::string>;
 
 std::string kib(double bytes) { return std::to_string(std::lround(bytes / 1024)); }
-
-}  // namespace
 
 TEST_CASE("llama.cpp: the program refuses what cannot be, by the option's name") {
   const prompt p;
@@ -285,3 +283,5 @@ TEST_CASE("llama.cpp: a session begins again, and tells tokens by where they sta
     }
   }
 }
+
+}  // namespace program_test

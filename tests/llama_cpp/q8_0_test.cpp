@@ -10,6 +10,8 @@
 #include "kvmeld/memory/row.hpp"
 #include "support/random.hpp"
 
+namespace llama_cpp_q8_0_test {
+
 TEMPLATE_TEST_CASE("rows in blocks are ggml's, both ways", "[q8_0]", kvmeld::q8_0, kvmeld::q4_0) {
   constexpr bool four_bits = std::same_as<TestType, kvmeld::q4_0>;
   const auto* const traits = ggml_get_type_traits(four_bits ? GGML_TYPE_Q4_0 : GGML_TYPE_Q8_0);
@@ -39,3 +41,5 @@ TEMPLATE_TEST_CASE("rows in blocks are ggml's, both ways", "[q8_0]", kvmeld::q8_
     }
   }
 }
+
+}  // namespace llama_cpp_q8_0_test

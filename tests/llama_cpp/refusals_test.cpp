@@ -4,7 +4,7 @@
 
 #include "llama_cpp/files.hpp"
 
-namespace {
+namespace refusals_test {
 
 using namespace test;
 using kvmeld::budget;
@@ -31,8 +31,6 @@ model_facts plain() {
           .value_dim = 16,
           .context = 4096};
 }
-
-}  // namespace
 
 TEST_CASE("llama.cpp: models that cannot be compressed are refused by the feature's name") {
   const auto said = [](auto change) {
@@ -261,3 +259,5 @@ TEST_CASE("llama.cpp: a report before the first graph says that nothing is held"
     CHECK(r.reserved_bytes == 4 * (how == mode::repack ? 256 : 160) * record);
   }
 }
+
+}  // namespace refusals_test

@@ -6,7 +6,7 @@
 
 #include "llama_cpp/files.hpp"
 
-namespace {
+namespace rotations_test {
 
 using namespace test;
 using kvmeld::llama::mode;
@@ -41,8 +41,6 @@ std::string said(twin& models, const evaluate::any_policy& p,
   CHECK(kv.kv.report().slots == (untouched.empty() ? 96 : 192));
   return "";
 }
-
-}  // namespace
 
 TEST_CASE("llama.cpp: keys are turned by the model's own rotation") {
   using kvmeld::rotary;
@@ -235,3 +233,5 @@ TEST_CASE("llama.cpp: keys are moved on by what was read as ggml itself turns th
   }
   ggml_free(memory);
 }
+
+}  // namespace rotations_test

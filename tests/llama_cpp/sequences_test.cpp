@@ -4,7 +4,7 @@
 
 #include "llama_cpp/announced.hpp"
 
-namespace {
+namespace sequences_test {
 
 using namespace test;
 using Catch::Contains;
@@ -53,8 +53,6 @@ std::vector<engine::row_vector> rows_of(const std::vector<token_at>& batch,
   }
   return rows;
 }
-
-}  // namespace
 
 TEST_CASE("llama.cpp: sequences in one batch are compressed as each is alone") {
   const twin models;
@@ -194,3 +192,5 @@ TEST_CASE("llama.cpp: batches that cannot be announced are refused, and change n
                           parameters_for(1));
   refused(prompts, {{0, 0, 5}}, "which compresses prompts only", true);
 }
+
+}  // namespace sequences_test

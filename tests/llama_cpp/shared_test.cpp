@@ -4,7 +4,7 @@
 
 #include "llama_cpp/files.hpp"
 
-namespace {
+namespace shared_test {
 
 using namespace test;
 using kvmeld::budget;
@@ -39,8 +39,6 @@ kept_slots compare(compressed_llama& kv, chunked_engine& ours, index_t position)
   }
   return kept;
 }
-
-}  // namespace
 
 TEST_CASE("llama.cpp: heads that share a budget keep the slots of the library's compressor") {
   const twin models;
@@ -126,3 +124,5 @@ TEST_CASE("llama.cpp: budgets that cannot be shared are refused when the adapter
                     Contains("expected one shared budget for all heads"));
   CHECK_THROWS_WITH(made("fold", {budget::shared(3)}), Contains("fold: expected at least"));
 }
+
+}  // namespace shared_test

@@ -8,7 +8,7 @@
 #include "llama_cpp/draft.hpp"
 #include "llama_cpp/vocabulary.hpp"
 
-namespace {
+namespace smollm2_test {
 
 using namespace test;
 
@@ -50,8 +50,6 @@ bool same_heads(announced_llama& a, announced_llama& b, index_t of_b) {
   }
   return same;
 }
-
-}  // namespace
 
 TEST_CASE("llama.cpp: SmolLM2 writes the same beside a sequence, in drafts and loaded again") {
   const auto file = paths::source("build/models/SmolLM2-135M-Instruct.Q4_1.gguf");
@@ -126,3 +124,5 @@ TEST_CASE("llama.cpp: SmolLM2 writes the same beside a sequence, in drafts and l
     CHECK(same_heads(*alone, *loaded, 1));
   }
 }
+
+}  // namespace smollm2_test

@@ -6,7 +6,7 @@
 
 #include "llama_cpp/announced.hpp"
 
-namespace {
+namespace states_test {
 
 using namespace test;
 using Catch::Contains;
@@ -29,8 +29,6 @@ void begin(announced_llama& kv, std::span<const int> text) {
     kv.decode(tokens_of(text, at, 1));
   }
 }
-
-}  // namespace
 
 TEST_CASE("llama.cpp: a copied sequence goes on as the first, and apart from it") {
   const twin models;
@@ -231,3 +229,5 @@ TEST_CASE("llama.cpp: what cannot be copied, saved or loaded is refused, and cha
   CHECK_THROWS_WITH(open.kv.save(file), Contains("save: expected accept first"));
   CHECK_THROWS_WITH(open.kv.draft_room(), Contains("draft_room: expected accept first"));
 }
+
+}  // namespace states_test

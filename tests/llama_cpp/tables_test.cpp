@@ -9,7 +9,7 @@
 #include "llama_cpp/bundled.hpp"
 #include "support/paths.hpp"
 
-namespace {
+namespace tables_test {
 
 using namespace test;
 using kvmeld::llama::mode;
@@ -84,8 +84,6 @@ stream_figures by_our_engine(const bundled& m, const evaluate::options& o, const
   return {f.nll / counted, f.divergence / counted};
 }
 
-}  // namespace
-
 TEST_CASE("llama.cpp: the table has the full cache first, then budgets, policies and modes") {
   const bundled m;
   const auto o = few_cases("streaming_llm,fold");
@@ -156,3 +154,5 @@ TEST_CASE("llama.cpp: the table's modes and policies are refused by what was exp
   o.prompt = 1 << 20;
   CHECK_THROWS_WITH(printed(o, "repack"), Catch::Contains("--text: expected at least"));
 }
+
+}  // namespace tables_test

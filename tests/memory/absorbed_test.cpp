@@ -9,7 +9,7 @@
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
-namespace {
+namespace absorbed_test {
 
 using kvmeld::index_t;
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -92,8 +92,6 @@ void keep(const kvmeld::head_ref& head, const std::set<index_t>& positions) {
   apply(plan, head);
 }
 
-}  // namespace
-
 TEST_CASE("latent attention absorbed is that over expanded keys and values", "[latent]") {
   const layer model;
   std::vector<token> stream;
@@ -131,3 +129,5 @@ TEST_CASE("latent attention absorbed is that over expanded keys and values", "[l
     CHECK(worst < 1e-5F);
   }
 }
+
+}  // namespace absorbed_test

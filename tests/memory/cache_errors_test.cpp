@@ -6,7 +6,7 @@
 
 #include "kvmeld/memory/cache.hpp"
 
-namespace {
+namespace cache_errors_test {
 
 using Catch::Contains;
 using kvmeld::attention_spec;
@@ -29,8 +29,6 @@ void refuses(kvmeld::errc code, const std::string& message, Call call) {
     CHECK_THAT(e.what(), Contains(message));
   }
 }
-
-}  // namespace
 
 TEST_CASE("layers may differ in rope and scale, and in nothing else", "[cache][errors]") {
   std::vector<attention_spec> specs{spec, spec};
@@ -131,3 +129,5 @@ TEST_CASE("heads are chosen by layer and request", "[cache][errors]") {
           [&] { kv.commit(kv.heads(0, 0), 2); });
   CHECK((kv.head(0).length() == 1 && kv.head(1).length() == 0));
 }
+
+}  // namespace cache_errors_test

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace {
+namespace cache_test {
 
 using Catch::Contains;
 using kvmeld::attention_spec;
@@ -82,8 +82,6 @@ void refuses(kvmeld::errc code, const std::string& message, Call call) {
   }
 }
 constexpr auto invalid = kvmeld::errc::invalid_argument;
-
-}  // namespace
 
 TEST_CASE("a cache holds what it is given, in every storage", "[cache]") {
   for (const auto& [type, off] : {std::pair{storage::f32, 0.0},
@@ -250,3 +248,5 @@ TEST_CASE("pages are found through the tables of a request, a layer or a head", 
     });
   }
 }
+
+}  // namespace cache_test

@@ -10,11 +10,12 @@
 #include <vector>
 #ifdef __SSE2__
 #include <immintrin.h>
+
+namespace convert_test {
+
 #endif
 
 using kvmeld::index_t;
-
-namespace {
 
 bool same(float a, float b) {
   return (std::isnan(a) && std::isnan(b)) ||
@@ -50,8 +51,6 @@ float value_of(std::size_t bits) {
                                            : std::ldexp(fraction + 1024, exponent - 25);
   return static_cast<float>((bits & 0x8000U) != 0 ? -magnitude : magnitude);
 }
-
-}  // namespace
 
 TEST_CASE("halves and Q8_0 are read alike where denormal floats are 0", "[convert][q8_0]") {
   const denormals_are_zero until_the_end;
@@ -128,3 +127,5 @@ TEST_CASE("halves without instructions for them are the same", "[convert]") {
   }
   CHECK(wrong == 0);
 }
+
+}  // namespace convert_test

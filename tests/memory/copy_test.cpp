@@ -4,6 +4,8 @@
 
 #include "support/reused.hpp"
 
+namespace copy_test {
+
 using fixtures::everything;
 using fixtures::heads;
 using fixtures::policies;
@@ -70,3 +72,5 @@ TEST_CASE("a head copied onto itself stays as it is", "[copy]") {
   kvmeld::detail::copy_slots(kv.head(0), kv.head(0));
   CHECK((kv.head(0).length() == 5 && fixtures::bytes_of(kv.head(0)) == before));
 }
+
+}  // namespace copy_test

@@ -9,9 +9,9 @@
 #include "kvmeld/score/tile_products.hpp"
 #include "support/fixtures.hpp"
 
-using kvmeld::index_t;
+namespace head_ref_test {
 
-namespace {
+using kvmeld::index_t;
 
 std::vector<float> floats(const auto& row, index_t dim) {
   std::vector<float> x(static_cast<std::size_t>(dim));
@@ -47,8 +47,6 @@ void stands_for(const auto& head) {
   }
   REQUIRE(floats(head.value(last), dim) == x);
 }
-
-}  // namespace
 
 TEMPLATE_TEST_CASE("a head_ref has the rows of its head", "[head_ref]", float, Eigen::half,
                    Eigen::bfloat16) {
@@ -113,3 +111,5 @@ TEST_CASE("the scale is 1/sqrt(dim) unless it is given, and groups divide", "[vi
   CHECK(kvmeld::attention_spec::group_of(32, 8) == 4);
   CHECK(kvmeld::attention_spec::group_of(8, 8) == 1);
 }
+
+}  // namespace head_ref_test

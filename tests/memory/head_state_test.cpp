@@ -8,7 +8,7 @@
 
 #include "kvmeld/score/queries.hpp"
 
-namespace {
+namespace head_state_test {
 
 using kvmeld::head_state;
 
@@ -46,8 +46,6 @@ template <class T>
 concept viewable = requires(T&& x) {
   std::forward<T>(x).view();
 };
-
-}  // namespace
 
 TEST_CASE("a state that was moved from is empty, and writes nowhere", "[state]") {
   head_state from = filled();
@@ -101,3 +99,5 @@ static_assert(std::is_nothrow_move_assignable_v<head_state>);
 static_assert(viewable<const kvmeld::reference_queries&>);
 static_assert(!viewable<kvmeld::reference_queries>);
 static_assert(!viewable<const kvmeld::reference_queries>);
+
+}  // namespace head_state_test

@@ -9,7 +9,7 @@
 #include "support/policies.hpp"
 #include "support/saved.hpp"
 
-namespace {
+namespace latent_test {
 
 using kvmeld::index_t;
 
@@ -83,8 +83,6 @@ struct run {
     return all;
   }
 };
-
-}  // namespace
 
 TEMPLATE_TEST_CASE("LAW: one memory is, to the bit, keys with copies of their first numbers",
                    "[latent]", float, Eigen::half, Eigen::bfloat16, kvmeld::q8_0) {
@@ -275,3 +273,5 @@ TEST_CASE("one memory is one, however it is said, and in every layer or in none"
   const kvmeld::attention_spec filled = spec_of(dim).checked();
   CHECK_FALSE(kvmeld::head_ref(nothing, 0, filled, 0, kvmeld::storage::f32, {}, {}).one_memory());
 }
+
+}  // namespace latent_test

@@ -9,7 +9,7 @@
 #include "kvmeld/memory/cache.hpp"
 #include "support/random.hpp"
 
-namespace {
+namespace layers_apart_test {
 
 using kvmeld::index_t;
 using kvmeld::layout;
@@ -77,8 +77,6 @@ void apart_in_pages(std::span<float> keys, std::ptrdiff_t second, const strides&
       std::vector{rows(v0, layout::pages_nhd), rows(v1, layout::pages_nhd)},
       {.pages = table, .slots = 4});
 }
-
-}  // namespace
 
 TEST_CASE("layers apart are refused where a byte is in two rows, and nowhere else", "[cache]") {
   int shared = 0, interleaved = 0;
@@ -156,3 +154,5 @@ TEST_CASE("layers apart may interleave by slots, pages and numbers", "[cache]") 
     }
   }
 }
+
+}  // namespace layers_apart_test

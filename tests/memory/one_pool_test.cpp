@@ -9,7 +9,7 @@
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
-namespace {
+namespace one_pool_test {
 
 using fixtures::normal;
 using kvmeld::budget;
@@ -61,8 +61,6 @@ void run(auto& kv, auto& meld) {
   }
 }
 
-}  // namespace
-
 TEST_CASE("layers that take pages from one pool do what a cache of their own does", "[paged]") {
   for (const auto& example : fixtures::every_policy()) {
     if (example.policy.slot_stats().empty() || example.name == "cam") {  // refused
@@ -113,3 +111,5 @@ TEST_CASE("layers that share a table lie apart in its pages", "[paged][errors]")
                           {.pages = tables, .slots = slots}),
       Catch::Contains("expected keys that do not overlap"));
 }
+
+}  // namespace one_pool_test

@@ -7,7 +7,7 @@
 #include "kvmeld/memory/cache.hpp"
 #include "support/fixtures.hpp"
 
-namespace {
+namespace paged_test {
 
 using fixtures::cache_shape;
 using fixtures::paged_view;
@@ -54,8 +54,6 @@ std::vector<index_t> anchors(const merge_plan& plan) {
 }
 
 std::vector<index_t> list(std::span<const index_t> x) { return {x.begin(), x.end()}; }
-
-}  // namespace
 
 TEMPLATE_TEST_CASE("a paged view does what a cache does", "[paged]", float, Eigen::half) {
   const bool own_tables = GENERATE(false, true), slots_first = GENERATE(false, true);
@@ -269,3 +267,5 @@ TEST_CASE("without a page nothing is written, by any call", "[paged][errors]") {
   CHECK_THROWS_WITH(meld.step(e.kv.heads(0, 0), {q, row, row}, out), missing);
   CHECK(bytes() == before);
 }
+
+}  // namespace paged_test

@@ -8,7 +8,7 @@
 #include "support/policies.hpp"
 #include "support/saved.hpp"
 
-namespace {
+namespace memory_q8_0_test {
 
 using kvmeld::index_t;
 using kvmeld::q8_0;
@@ -65,8 +65,6 @@ struct pair_of_caches {
     kvmeld::copy(blocks.head(0), none, floats.head(0), same);
   }
 };
-
-}  // namespace
 
 TEST_CASE("a block is off by half a scale, and stays as it is when it is stored again", "[q8_0]") {
   for (const float size : {0.0F, 1e-30F, 1e-4F, 1.0F, 1e4F}) {
@@ -265,3 +263,5 @@ TEST_CASE("Q8_0 is saved block by block, and goes on", "[q8_0][serialize]") {
   CHECK_THROWS_WITH(fixtures::load(in_floats, policy, floats, unlike),
                     Catch::Contains("q4_0) 0, got 3"));
 }
+
+}  // namespace memory_q8_0_test

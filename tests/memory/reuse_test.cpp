@@ -6,7 +6,7 @@
 
 #include "support/reused.hpp"
 
-namespace {
+namespace reuse_test {
 
 using fixtures::bytes_of;
 using fixtures::cache;
@@ -29,8 +29,6 @@ constexpr bool moves_only =
     std::is_nothrow_move_constructible_v<View> && std::is_nothrow_move_assignable_v<View>;
 static_assert(moves_only<strided_view<float>> && moves_only<strided_view<Eigen::half>>);
 static_assert(moves_only<paged_view<float>> && moves_only<paged_view<Eigen::bfloat16>>);
-
-}  // namespace
 
 TEST_CASE("a view that was moved goes on over the same rows", "[views][paged]") {
   const auto moved = [](auto view) {
@@ -185,3 +183,5 @@ TEST_CASE("heads in pages are copied into pages of their own, or keep what they 
   CHECK((kv.head(1).length() == 0 && kv.head(1).next_position() == 0 && table[6] == 0));
   CHECK(bytes_of(kv.head(0)) == before);
 }
+
+}  // namespace reuse_test

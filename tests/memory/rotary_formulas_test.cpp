@@ -6,7 +6,7 @@
 
 #include "support/fixtures.hpp"
 
-namespace {
+namespace rotary_formulas_test {
 
 using kvmeld::index_t;
 using kvmeld::rotary;
@@ -61,8 +61,6 @@ const formula formulas[] = {
        return r.yarn({.factor = 2, .original_context = 16, .fast = 1.5, .slow = 1.4});
      },
      [](double base, int dim, int p) { return yarn(base, dim, p, 2, 16, 1.5, 1.4); }}};
-
-}  // namespace
 
 TEST_CASE("every kind of rotation turns as its published formula says", "[rotary]") {
   for (const formula& x : formulas) {
@@ -198,3 +196,5 @@ TEST_CASE("rotations that cannot be are refused", "[rotary][errors]") {
   CHECK_NOTHROW(rotary::table(own, halves).dims(4).check(8));
   CHECK_THROWS_WITH(kvmeld::rotation(r, 4098), Contains("at most 4096 dimensions, got 4098"));
 }
+
+}  // namespace rotary_formulas_test

@@ -4,7 +4,7 @@
 
 #include "support/fixtures.hpp"
 
-namespace {
+namespace rotary_test {
 
 using kvmeld::index_t;
 using kvmeld::rotary;
@@ -46,8 +46,6 @@ std::vector<float> rotated(std::vector<float> x, double positions, const rotary&
   r.rotate(row<float>{x.data()}, static_cast<index_t>(x.size()), positions);
   return x;
 }
-
-}  // namespace
 
 TEST_CASE("frequencies are the oracle's, scaled as Llama 3 scales them", "[rotary]") {
   for (const both& r : ropes()) {
@@ -142,3 +140,5 @@ TEST_CASE("the two pairings are one rotation of reordered elements", "[rotary]")
   const auto a = rotary::halves(10'000), b = rotary::interleaved(10'000);
   CHECK(weave(rotated(split, 5, a)) == rotated(weave(split), 5, b));
 }
+
+}  // namespace rotary_test

@@ -8,7 +8,7 @@
 
 #include "support/fixtures.hpp"
 
-namespace {
+namespace shared_pages_test {
 
 using fixtures::normal;
 using kvmeld::budget;
@@ -96,8 +96,6 @@ struct engine {
     }
   }
 };
-
-}  // namespace
 
 TEST_CASE("a head is not changed in pages that another request's table has", "[paged][errors]") {
   const index_t r = GENERATE(0, 1);
@@ -262,3 +260,5 @@ TEST_CASE("pages that no request has in use are another's to take", "[paged]") {
     CHECK_THROWS_WITH(e.kv.free_pages(6), Catch::Contains("expected 0 to 5, got 6"));
   }
 }
+
+}  // namespace shared_pages_test

@@ -10,7 +10,7 @@
 #include "support/policies.hpp"
 #include "support/saved.hpp"
 
-namespace {
+namespace storages_test {
 
 using kvmeld::index_t;
 using kvmeld::storage;
@@ -99,8 +99,6 @@ template <class Scalar>
 std::vector<Scalar> memory_of(index_t rows, index_t size) {
   return std::vector<Scalar>(static_cast<std::size_t>(rows * kvmeld::row_size<Scalar>(size)));
 }
-
-}  // namespace
 
 TEMPLATE_TEST_CASE("an engine's keys and values may be held as different numbers", "[storages]",
                    float, Eigen::half, Eigen::bfloat16, kvmeld::q8_0, kvmeld::q4_0) {
@@ -290,3 +288,5 @@ TEST_CASE("a block of 4 bits is off by a scale, stays as it is when stored again
   std::vector<float> largest(q4_0::size, 5.2e5F);
   CHECK(q4_0::of(largest.data())[3] == Approx(5.2e5F).epsilon(1e-3));
 }
+
+}  // namespace storages_test

@@ -6,7 +6,7 @@
 
 #include "support/fixtures.hpp"
 
-namespace {
+namespace views_test {
 
 using fixtures::cache;
 using fixtures::head_view;
@@ -120,8 +120,6 @@ kvmeld::merge_plan some_plan(index_t length) {
   return plan;
 }
 
-}  // namespace
-
 TEMPLATE_TEST_CASE("a strided view does what a cache does, and only to its slots", "[views]", float,
                    Eigen::half, Eigen::bfloat16) {
   const fixtures::cache_shape shape{.heads = 3, .group = 2, .dim = 5, .capacity = 9};
@@ -233,3 +231,5 @@ TEST_CASE("a copy of a cache owns its own memory", "[views]") {
   copy.head(0).key(1)[2] = 9, copy.head(0).log_mass(0) = 9, copy.head(0).truncate(2);
   CHECK(fixtures::bytes_of(kv.head(0)) == before);
 }
+
+}  // namespace views_test

@@ -8,10 +8,10 @@
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
+namespace append_only_test {
+
 using kvmeld::index_t;
 using kvmeld::merge_plan;
-
-namespace {
 
 /// Of two heads' bytes: are those of the first `fixed` slots the same?
 bool same_slots(const std::vector<float>& before, const std::vector<float>& now, index_t fixed,
@@ -20,8 +20,6 @@ bool same_slots(const std::vector<float>& before, const std::vector<float>& now,
   return std::ssize(before) >= kept && std::ssize(now) >= kept &&
          std::equal(before.begin(), before.begin() + kept, now.begin());
 }
-
-}  // namespace
 
 TEST_CASE("fixed slots are kept, and new slots are what the plan says", "[append_only]") {
   auto kv = fixtures::random_cache(9, 2, 1);
@@ -136,3 +134,5 @@ TEST_CASE("a decode stream is admitted by every policy, and no slot before the n
     }
   }
 }
+
+}  // namespace append_only_test

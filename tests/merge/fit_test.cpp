@@ -4,6 +4,8 @@
 
 #include <catch2/catch.hpp>
 
+namespace fit_test {
+
 namespace dense = kvmeld::dense;
 using kvmeld::merge::ridge_values;
 
@@ -29,3 +31,5 @@ TEST_CASE("a fit of less mass than rounding is next to none", "[fit]") {
   CHECK(largest(1e-15F) < 1e-2F);
   CHECK(largest(0) == 0);
 }
+
+}  // namespace fit_test

@@ -7,7 +7,7 @@
 #include "support/random.hpp"
 #include "support/typed_cache.hpp"
 
-namespace {
+namespace overlapping_rows_test {
 
 using fixtures::layout;
 using fixtures::strided_view;
@@ -23,8 +23,6 @@ std::vector<float> numbers(index_t n) {
   }
   return x;
 }
-
-}  // namespace
 
 TEST_CASE("a plan that merges names the slot whose rows overlap", "[plan][views][errors]") {
   auto memory = numbers(2 * capacity * dim);
@@ -59,3 +57,5 @@ TEST_CASE("a plan that merges names the slot whose rows overlap", "[plan][views]
   const auto values = layout<float>::head_dim_token(x + capacity * dim, capacity, dim);
   CHECK_NOTHROW(applied(layout<float>::head_token_dim(x, capacity, dim), values, true));
 }
+
+}  // namespace overlapping_rows_test

@@ -6,7 +6,7 @@
 
 #include "support/fixtures.hpp"
 
-namespace {
+namespace plan_test {
 
 using fixtures::random_bits;
 using fixtures::to_oracle;
@@ -156,8 +156,6 @@ void apply_is_the_matrix_product(const merge_plan& plan, const kvmeld::kv_head a
   CHECK(columns_of(state) == columns);
 }
 
-}  // namespace
-
 TEMPLATE_TEST_CASE("apply in place is the matrix product", "[plan]", float, Eigen::half,
                    Eigen::bfloat16) {
   for (const index_t dim : {1, 3, 64, 65, 130}) {
@@ -269,3 +267,5 @@ TEMPLATE_TEST_CASE("a removal is the plan it stands for", "[plan]", float, Eigen
   apply(slot_removal{}, kv.head(0), state);
   CHECK(fixtures::bytes_of(kv.head(0)) == before);
 }
+
+}  // namespace plan_test

@@ -7,14 +7,14 @@
 #include "kvmeld/merge/fit.hpp"
 #include "support/agree.hpp"
 
+namespace refine_test {
+
 using fixtures::index_t;
 using kvmeld::budget;
 using kvmeld::fold;
 using kvmeld::merge::attention_loss;
 using kvmeld::merge::fitted_slots;
 namespace dense = kvmeld::dense;
-
-namespace {
 
 dense::matrix random_matrix(Eigen::Index rows, Eigen::Index columns) {
   const auto x = fixtures::normal(static_cast<index_t>(rows * columns));
@@ -47,8 +47,6 @@ double slow_loss(const dense::matrix& queries, const dense::attention& wanted, d
   }
   return loss / static_cast<double>(queries.rows());
 }
-
-}  // namespace
 
 TEST_CASE("the refinement's loss and gradient are those of the definition", "[oracle]") {
   const auto [count, dim, slots] =
@@ -152,3 +150,5 @@ TEST_CASE("refined fold is closer to the full cache on its queries", "[refine]")
   };
   CHECK(loss_of(60) < 0.8 * loss_of(0));
 }
+
+}  // namespace refine_test

@@ -7,7 +7,7 @@
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
-namespace {
+namespace second_cache_test {
 
 using kvmeld::index_t;
 using kvmeld::merge_plan;
@@ -31,8 +31,6 @@ merge_plan plan_of(const kvmeld::any_policy& policy, const fixtures::head_view<f
   plan(policy, head, state, queries.view(), target, scratch, out);
   return out;
 }
-
-}  // namespace
 
 TEST_CASE("a plan that evicts moves rows of Q8_0 byte for byte", "[second][q8_0]") {
   auto kv = fixtures::random_cache(60, 64, 2);
@@ -95,3 +93,5 @@ TEST_CASE("a draft model's cache follows the plans of the model", "[second]") {
   }
   CHECK_THROWS_WITH(apply(plan, draft.head(0)), Catch::Contains("a plan of"));
 }
+
+}  // namespace second_cache_test

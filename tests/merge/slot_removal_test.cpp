@@ -9,10 +9,10 @@
 #include "kvmeld/kvmeld.hpp"
 #include "support/agree.hpp"
 
+namespace slot_removal_test {
+
 using fixtures::index_t;
 using kvmeld::budget;
-
-namespace {
 
 std::set<index_t> positions(const fixtures::head_view<float>& head) {
   std::set<index_t> all;
@@ -21,8 +21,6 @@ std::set<index_t> positions(const fixtures::head_view<float>& head) {
   }
   return all;
 }
-
-}  // namespace
 
 TEST_CASE("the slot removed in a decode step is the one that a plan would take", "[law]") {
   fixtures::removes_as_planned(kvmeld::roco{}, 30, 8, 60);
@@ -157,3 +155,5 @@ TEST_CASE("a removal's key weights are its values' unless they are given, whatev
   d.removed_key_weight = std::numeric_limits<float>::quiet_NaN();  // not a word for "not given"
   CHECK(std::isnan(merged(d)));
 }
+
+}  // namespace slot_removal_test

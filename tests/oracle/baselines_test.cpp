@@ -5,13 +5,13 @@
 #include "oracle/oracle.hpp"
 #include "oracle/random.hpp"
 
+namespace oracle_baselines_test {
+
 using oracle::head;
 using oracle::mat;
 using oracle::normal;
 using oracle::tensor;
 using oracle::vec;
-
-namespace {
 
 /// One head with one-dimensional keys; scale 1, so that logits are q k.
 head line(const vec& keys) {
@@ -54,8 +54,6 @@ void keeps_its_promises(const Policy& policy, int sinks, int window) {
   for (int t = 0; t < 20; ++t) policy.step(h, normal(2, 4), normal(4), normal(4), target, 34);
   CHECK(h.slots.size() == static_cast<std::size_t>(target));
 }
-
-}  // namespace
 
 TEST_CASE("baselines keep what they must and come back to the budget", "[oracle]") {
   keeps_its_promises(oracle::random_tokens{.window = 8}, 4, 8);
@@ -296,3 +294,5 @@ TEST_CASE("CaM: the value that leaves is added to those that follow, at random",
   oracle::cam{.sinks = 0}.prompt(dropped, {}, {}, 4);  // a prompt only drops
   for (const auto& s : dropped.slots) CHECK(s.value == s.key);
 }
+
+}  // namespace oracle_baselines_test

@@ -8,17 +8,15 @@
 #include "oracle/oracle.hpp"
 #include "oracle/random.hpp"
 
+namespace oracle_budgets_test {
+
 using oracle::mat;
 using oracle::normal;
 using oracle::vec;
 
-namespace {
-
 using ints = std::vector<int>;
 
 int sum(const ints& x) { return std::accumulate(x.begin(), x.end(), 0); }
-
-}  // namespace
 
 TEST_CASE("the oracle's layer budgets by variance", "[oracle]") {
   // Layers' means 0.5 and 0.25: shares 1 and e^0.25 of 100.
@@ -81,3 +79,5 @@ TEST_CASE("the oracle's head budgets", "[oracle]") {
   CHECK(oracle::ada_budgets({{1, 1}, {1, 1}}, 3, 0) == ints{2, 1});
   CHECK_THROWS_AS(oracle::ada_budgets(scores, 11), std::invalid_argument);
 }
+
+}  // namespace oracle_budgets_test

@@ -5,6 +5,8 @@
 #include "oracle/oracle.hpp"
 #include "oracle/random.hpp"
 
+namespace oracle_ems_test {
+
 using oracle::ems;
 using oracle::head;
 using oracle::mat;
@@ -187,3 +189,5 @@ TEST_CASE("EMS scores: eq. 2, pooled, windows, the table's least", "[oracle]") {
     CHECK(ems{}.redundancy(a, b) < 0.9);
   }
 }
+
+}  // namespace oracle_ems_test

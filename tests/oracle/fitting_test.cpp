@@ -6,6 +6,8 @@
 #include "oracle/oracle.hpp"
 #include "oracle/random.hpp"
 
+namespace fitting_test {
+
 using oracle::attention_matching;
 using oracle::head;
 using oracle::mat;
@@ -14,8 +16,6 @@ using oracle::random_head;
 using oracle::random_queries;
 using oracle::tensor;
 using oracle::vec;
-
-namespace {
 
 mat rows_of(const tensor& queries) {
   mat rows;
@@ -35,8 +35,6 @@ double residual(const mat& a, const vec& b, const vec& x) {
   for (std::size_t i = 0; i < a.size(); ++i) sum += std::pow(oracle::dot(a[i], x) - b[i], 2);
   return sum;
 }
-
-}  // namespace
 
 TEST_CASE("the oracle's non-negative least squares", "[oracle]") {
   CHECK(oracle::difference(oracle::nnls({{1, 0}, {0, 1}}, {2, -1}), vec{2, 0}) < 1e-15);
@@ -161,3 +159,5 @@ TEST_CASE("OMP matches the mass better than the largest attention does", "[oracl
   }
   CHECK(omp < 0.8 * basic);
 }
+
+}  // namespace fitting_test

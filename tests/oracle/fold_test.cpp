@@ -9,6 +9,8 @@
 #include "support/golden.hpp"
 #include "support/paths.hpp"
 
+namespace oracle_fold_test {
+
 using oracle::fold;
 using oracle::head;
 using oracle::mat;
@@ -17,8 +19,6 @@ using oracle::random_head;
 using oracle::random_queries;
 using oracle::tensor;
 using oracle::vec;
-
-namespace {
 
 constexpr double digits = 1e-6;  // of the files: 7 digits of float64
 
@@ -63,8 +63,6 @@ double error(const head& full, const head& other, const mat& rows) {
     sum += std::sqrt(oracle::squared_distance(a[i], b[i])) / static_cast<double>(a.size());
   return sum;
 }
-
-}  // namespace
 
 TEST_CASE("the oracle's fold of a prompt is the prototype's", "[oracle][golden]") {
   for (const auto& g : load("fold_prompt").cases()) {
@@ -233,3 +231,5 @@ TEST_CASE("the oracle's linear algebra", "[oracle]") {
     for (std::size_t j = 0; j < 2; ++j) rest[i][j] -= b[i][j];
   CHECK(oracle::difference(oracle::times(at, rest), oracle::zeros(4, 2)) < 1e-12);
 }
+
+}  // namespace oracle_fold_test

@@ -7,6 +7,8 @@
 #include "oracle/replay.hpp"
 #include "support/golden.hpp"
 
+namespace oracle_keepkv_test {
+
 using oracle::head;
 using oracle::keepkv;
 using oracle::mat;
@@ -14,8 +16,6 @@ using oracle::normal;
 using oracle::replay;
 using oracle::slot;
 using oracle::vec;
-
-namespace {
 
 /// The stored slots with their votes as log-mass.
 head stored(const replay& r, const golden::record& g, const std::string& prefix) {
@@ -47,8 +47,6 @@ head five() {
   }
   return h;
 }
-
-}  // namespace
 
 TEST_CASE("the oracle's KeepKV in code mode is the authors' code", "[oracle][golden]") {
   const auto g = golden::load("keepkv_code");
@@ -261,3 +259,5 @@ TEST_CASE("the oracle's KeepKV holds its budget and its mass", "[oracle]") {
     }
   }
 }
+
+}  // namespace oracle_keepkv_test

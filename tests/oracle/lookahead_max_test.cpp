@@ -7,6 +7,8 @@
 #include "oracle/compare.hpp"
 #include "oracle/random.hpp"
 
+namespace lookahead_max_test {
+
 using oracle::head;
 using oracle::lookahead_max;
 using oracle::mat;
@@ -45,3 +47,5 @@ TEST_CASE("a key that one query asks for alone scores by that query", "[oracle]"
         Approx(std::sqrt(oracle::dot(h.slots[asked].value, h.slots[asked].value))).epsilon(0.01));
   for (std::size_t j = 0; j < after.size(); ++j) CHECK(after[j] >= before[j] - 1e-12);
 }
+
+}  // namespace lookahead_max_test

@@ -5,14 +5,14 @@
 #include "oracle/oracle.hpp"
 #include "oracle/random.hpp"
 
+namespace merging_test {
+
 using oracle::head;
 using oracle::kvmerger;
 using oracle::mat;
 using oracle::normal;
 using oracle::slot;
 using oracle::vec;
-
-namespace {
 
 /// Slots at 0, 1, ... whose value is their key, with scores as given.
 head given(const mat& keys, const vec& scores) {
@@ -40,8 +40,6 @@ double total(const head& h, std::size_t x) {
 }
 
 using ints = std::vector<int>;
-
-}  // namespace
 
 TEST_CASE("the oracle's D2O by hand", "[oracle]") {
   const oracle::d2o policy{.sinks = 1, .recent = 0.5};
@@ -247,3 +245,5 @@ TEST_CASE("KVMerger's one epsilon leaves slots where keys are unlike", "[oracle]
   CHECK(left[0] + left[1] == 40);
   CHECK(left[0] < left[1]);
 }
+
+}  // namespace merging_test

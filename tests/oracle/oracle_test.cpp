@@ -9,6 +9,8 @@
 #include "oracle/replay.hpp"
 #include "support/golden.hpp"
 
+namespace oracle_test {
+
 using oracle::decode;
 using oracle::head;
 using oracle::mat;
@@ -290,3 +292,5 @@ TEST_CASE("every run of a test draws from the beginning of its streams", "[rando
   SECTION("one section") { streams::floats.discard(some); }
   SECTION("and another") { streams::doubles.discard(some); }
 }
+
+}  // namespace oracle_test

@@ -6,6 +6,8 @@
 #include "oracle/oracle.hpp"
 #include "oracle/random.hpp"
 
+namespace rope_test {
+
 using oracle::head;
 using oracle::mat;
 using oracle::normal;
@@ -75,3 +77,5 @@ TEST_CASE("StreamingLLM by cache index is the sinks rotated forward by what was 
     CHECK(set_difference(kept, by_index.rotated_by_index(raw, shift)) < 1e-12);
   }
 }
+
+}  // namespace rope_test

@@ -9,11 +9,11 @@
 #include "oracle/lookahead_max.hpp"
 #include "oracle/random.hpp"
 
+namespace terms_test {
+
 using oracle::head;
 using oracle::terms;
 using oracle::vec;
-
-namespace {
 
 /// Keys and values of one number each; the query is 1, so that logits are the keys.
 head line(const terms& t, const vec& keys, int group = 1) {
@@ -21,8 +21,6 @@ head line(const terms& t, const vec& keys, int group = 1) {
   for (const double k : keys) append(h, {k}, {k});
   return h;
 }
-
-}  // namespace
 
 TEST_CASE("the oracle's cap bounds a logit and leaves small ones alone", "[oracle]") {
   const terms t{.cap = 30};
@@ -96,3 +94,5 @@ TEST_CASE("a sink is once in a lookahead-max, and slopes are of where the query 
   CHECK(rule(h, {{zero}}, {}, 1)[0] == Approx(0.5 / (0.5 + 1 + 2)));
   CHECK(oracle::kvzip::scores(h, {zero}, {{zero}})[0] == Approx(0.5 / (0.5 + 1 + 2)));
 }
+
+}  // namespace terms_test

@@ -4,10 +4,10 @@
 
 #include "support/agree.hpp"
 
+namespace agreement_test {
+
 using fixtures::agree;
 using fixtures::setting;
-
-namespace {
 
 const setting settings[] = {{100, 8, 1, 40, 60},
                             {100, 33, 2, 41, 60},
@@ -19,8 +19,6 @@ const setting settings[] = {{100, 8, 1, 40, 60},
                             {1, 8, 2, 24, 90, 31},
                             {100, 20, 2, 40, 50, 0, 1e-4, fixtures::default_rope, 12},
                             {90, 12, 1, 40, 50, 45, 1e-4, fixtures::default_rope, 20}};
-
-}  // namespace
 
 TEST_CASE("full_cache is its oracle", "[oracle]") {
   for (const auto& s : settings) {
@@ -83,3 +81,5 @@ TEST_CASE("half and bfloat16 caches choose and merge as the oracle does", "[orac
   agree<Eigen::half>(kvmeld::snapkv{.window = 8, .sinks = 0},
                      oracle::snapkv{.window = 8, .pool_window = true}, s, 1e-3);
 }
+
+}  // namespace agreement_test

@@ -11,7 +11,7 @@
 #include "support/random.hpp"
 #include "support/typed_cache.hpp"
 
-namespace {
+namespace apply_test {
 
 using kvmeld::index_t;
 using kvmeld::merge_plan;
@@ -74,8 +74,6 @@ struct planned {
   }
 };
 
-}  // namespace
-
 TEMPLATE_TEST_CASE("a plan or a removal that a policy's head refuses changes nothing",
                    "[plan][errors]", kvmeld::d2o, kvmeld::ems, kvmeld::key_diff) {
   planned<TestType> head;
@@ -115,3 +113,5 @@ TEMPLATE_TEST_CASE("a plan or a removal that a policy's head refuses changes not
     CHECK(head.kv.head(0).length() == target);
   }
 }
+
+}  // namespace apply_test

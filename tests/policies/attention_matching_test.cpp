@@ -9,11 +9,11 @@
 #include "oracle/oracle.hpp"
 #include "support/agree.hpp"
 
+namespace attention_matching_test {
+
 using fixtures::index_t;
 using kvmeld::attention_matching;
 using kvmeld::budget;
-
-namespace {
 
 Eigen::MatrixXd dense(const oracle::mat& a) {
   Eigen::MatrixXd m(static_cast<Eigen::Index>(a.size()), static_cast<Eigen::Index>(a[0].size()));
@@ -105,8 +105,6 @@ struct fitted {
     rows = fixtures::to_mat(queries.data.data(), count * 2, 8);
   }
 };
-
-}  // namespace
 
 TEST_CASE("non-negative least squares is its oracle, and obeys Karush, Kuhn and Tucker",
           "[oracle]") {
@@ -267,3 +265,5 @@ TEST_CASE("attention_matching of ties, zeros and huge logits stays finite", "[ha
     CHECK(std::isfinite(x));
   }
 }
+
+}  // namespace attention_matching_test

@@ -6,12 +6,12 @@
 #include "kvmeld/kvmeld.hpp"
 #include "support/agree.hpp"
 
+namespace policies_baselines_test {
+
 using fixtures::agree;
 using fixtures::index_t;
 using fixtures::setting;
 using kvmeld::budget;
-
-namespace {
 
 const setting settings[] = {{100, 8, 1, 40, 60}, {120, 33, 2, 41, 60},    {257, 16, 4, 64, 30},
                             {30, 4, 3, 48, 80},  {1, 5, 1, 24, 60},       {60, 1, 1, 30, 20},
@@ -24,8 +24,6 @@ void agree_in_16_bits(const kvmeld::any_policy& policy, const fixtures::any_orac
   agree<Eigen::half>(policy, oracle_policy, s, 1e-2);
   agree<Eigen::bfloat16>(policy, oracle_policy, s, 5e-2);
 }
-
-}  // namespace
 
 TEST_CASE("random_tokens is its oracle", "[oracle]") {
   for (const auto& s : settings) {
@@ -298,3 +296,5 @@ TEST_CASE("cam is its oracle", "[oracle]") {
   }
   agree_in_16_bits(kvmeld::cam{}, oracle::cam{});
 }
+
+}  // namespace policies_baselines_test

@@ -13,10 +13,10 @@
 #include "support/random.hpp"
 #include "support/typed_cache.hpp"
 
+namespace cache_index_test {
+
 using kvmeld::index_t;
 using kvmeld::streaming_llm;
-
-namespace {
 
 constexpr index_t dim = 8, tokens = 100, sinks = 4;
 
@@ -76,8 +76,6 @@ struct stream {
   }
 };
 
-}  // namespace
-
 TEST_CASE("streaming_llm by cache index takes over from another policy", "[streaming_llm]") {
   stream x;
   x.prompt();
@@ -116,3 +114,5 @@ TEST_CASE("streaming_llm by cache index goes by positions, wherever the slots li
   CHECK(x.check() == 16);
   x.steps(policy, state, 16, 40);
 }
+
+}  // namespace cache_index_test

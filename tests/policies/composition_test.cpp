@@ -11,7 +11,7 @@
 
 #include "support/one_head.hpp"
 
-namespace {
+namespace composition_test {
 
 using fixtures::every_policy;
 using fixtures::index_t;
@@ -45,8 +45,6 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return std::ranges::equal(a, b, {}, std::bit_cast<std::uint32_t, float>,
                             std::bit_cast<std::uint32_t, float>);
 }
-
-}  // namespace
 
 TEST_CASE("one policy compresses the prompt, another decodes", "[composition]") {
   constexpr index_t tokens = 90, target = 48, steps = 12;
@@ -257,3 +255,5 @@ TEST_CASE("every policy measures a prompt in chunks as at once", "[composition]"
     CHECK(chunks.state[0].observed() == once.state[0].observed());
   }
 }
+
+}  // namespace composition_test

@@ -6,11 +6,11 @@
 
 #include "support/agree.hpp"
 
+namespace d2o_test {
+
 using fixtures::index_t;
 using kvmeld::budget;
 using kvmeld::d2o;
-
-namespace {
 
 /// The library's threshold is the oracle's.
 const auto same_threshold = [](const kvmeld::head_state& state, const oracle::head& expected,
@@ -20,8 +20,6 @@ const auto same_threshold = [](const kvmeld::head_state& state, const oracle::he
   REQUIRE(oracle::difference(static_cast<double>(memory[d2o::threshold]), expected.threshold) <
           1e-5);
 };
-
-}  // namespace
 
 TEST_CASE("d2o is its oracle", "[oracle]") {
   for (const auto& s : fixtures::settings) {
@@ -122,3 +120,5 @@ TEST_CASE("d2o refuses parameters out of range", "[errors]") {
   CHECK_THROWS_WITH(d2o{.beta = 1.5F}.validate(), Catch::Contains("a beta in [0, 1]"));
   CHECK_NOTHROW(d2o{}.validate());
 }
+
+}  // namespace d2o_test

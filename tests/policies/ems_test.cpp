@@ -8,6 +8,8 @@
 #include "support/allocations.hpp"
 #include "support/ems_pair.hpp"
 
+namespace policies_ems_test {
+
 using fixtures::alike_tokens;
 using fixtures::both;
 using fixtures::decoded;
@@ -17,8 +19,6 @@ using fixtures::same_table;
 using kvmeld::budget;
 using kvmeld::ems;
 using kvmeld::detail::ems_table;
-
-namespace {
 
 struct example {
   ems policy;
@@ -38,8 +38,6 @@ const example table[] = {
       .merge_unrotated = true}},
     {{.window = 5, .with_position = false, .merge_unrotated = true},
      kvmeld::rotary::interleaved(500)}};
-
-}  // namespace
 
 TEST_CASE("ems is the oracle that expands every token", "[oracle]") {
   const fixtures::setting settings[] = {
@@ -297,3 +295,5 @@ TEST_CASE("ems refuses what it cannot do", "[errors]") {
   CHECK_THROWS_WITH(both_ways.policy.plan(head, both_ways.state[0], 10, scratch, plan),
                     Catch::Contains("ems: expected no log-mass, got 1"));
 }
+
+}  // namespace policies_ems_test

@@ -4,6 +4,8 @@
 
 #include "support/ems_pair.hpp"
 
+namespace ems_unrotated_test {
+
 using fixtures::index_t;
 using kvmeld::budget;
 using kvmeld::ems;
@@ -34,3 +36,5 @@ TEST_CASE("ems merged un-rotated loses nothing of tokens that are equal before R
   }
   CHECK(ems_table(state[0], group).sharing() == 134);
 }
+
+}  // namespace ems_unrotated_test

@@ -7,6 +7,8 @@
 #include "kvmeld/kvmeld.hpp"
 #include "support/fixtures.hpp"
 
+namespace fold_chunks_test {
+
 using fixtures::index_t;
 using kvmeld::any_policy;
 using kvmeld::fold;
@@ -51,3 +53,5 @@ TEST_CASE("a prompt's chunks are scored by one pass where all its queries are th
     }
   }
 }
+
+}  // namespace fold_chunks_test

@@ -13,12 +13,12 @@
 #include "support/model.hpp"
 #include "support/terms.hpp"
 
+namespace fold_gain_test {
+
 using namespace small_model;
 using kvmeld::any_policy;
 using kvmeld::budget;
 using kvmeld::fold;
-
-namespace {
 
 constexpr index_t tokens = 240, slots = 40;
 
@@ -63,8 +63,6 @@ double gain_of(const fold& shared, index_t length) {
   const double m = shared.mean, p = length - shared.clusters;
   return p > m ? shared.gain * std::clamp(1.5 - 5 * m / tokens, 0.0, 1.0) * std::log(p / m) : 0;
 }
-
-}  // namespace
 
 TEST_CASE("fold's gain is its oracle's: of a prompt, and of one that follows", "[oracle][fold]") {
   const index_t of_group = GENERATE(1, 3), mean = GENERATE(3, 13, 100);
@@ -252,3 +250,5 @@ TEST_CASE("fold refuses a gain that is none", "[errors][fold]") {
   CHECK_THROWS_WITH((fold{.mean = -1}.validate()), Contains("slots of a head on average, got -1"));
   CHECK(kvmeld::make_policy("fold:gain=0.2,mean=90").name() == "fold");
 }
+
+}  // namespace fold_gain_test

@@ -7,6 +7,8 @@
 #include "kvmeld/kvmeld.hpp"
 #include "support/fixtures.hpp"
 
+namespace fold_memory_test {
+
 using fixtures::index_t;
 using kvmeld::budget;
 
@@ -69,3 +71,5 @@ TEST_CASE("fold remembers a prompt's queries evenly spread, then every other ste
     CHECK(memory.position(i) == expected[static_cast<std::size_t>(i)]);
   }
 }
+
+}  // namespace fold_memory_test

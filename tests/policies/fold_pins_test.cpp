@@ -12,11 +12,11 @@
 #include "support/random.hpp"
 #include "support/typed_cache.hpp"
 
+namespace fold_pins_test {
+
 using kvmeld::budget;
 using kvmeld::fold;
 using kvmeld::index_t;
-
-namespace {
 
 constexpr index_t dim = 2;
 
@@ -49,8 +49,6 @@ void sweep(F f) {
     }
   }
 }
-
-}  // namespace
 
 TEST_CASE("fold's pins fit in the target, with a slot for what is merged", "[fold]") {
   sweep([](const fold& policy, index_t slots) {
@@ -98,3 +96,5 @@ TEST_CASE("fold decodes at every period, share, window and number of sinks", "[f
     }
   });
 }
+
+}  // namespace fold_pins_test

@@ -8,12 +8,12 @@
 #include "support/fixtures.hpp"
 #include "support/terms.hpp"
 
+namespace fold_scores_test {
+
 using fixtures::index_t;
 using kvmeld::any_policy;
 using kvmeld::budget;
 using kvmeld::fold;
-
-namespace {
 
 constexpr index_t heads = 5, group = 2, dim = 8, tokens = 150;
 
@@ -72,8 +72,6 @@ void compress(const Policy& policy, const fold& shared, model& m, fixtures::stat
   const auto reference = kvmeld::lookahead(m.kv, m.queries(), {.count = 40});
   fixtures::compress(policy, m.kv, state, reference.view(), std::span<const budget>(budgets));
 }
-
-}  // namespace
 
 TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a share", "[oracle]") {
   const index_t of_group = GENERATE(1, 3), width = GENERATE(7, 16), clusters = GENERATE(0, 9);
@@ -296,3 +294,5 @@ TEST_CASE("fold by scores keeps fewer latest tokens where a question has room", 
   CHECK_THROWS_WITH((fold{.evicted = 1}.validate()),
                     Contains("expected an evicted share in [0, 1), got 1"));
 }
+
+}  // namespace fold_scores_test

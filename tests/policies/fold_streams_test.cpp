@@ -9,6 +9,8 @@
 #include "support/fixtures.hpp"
 #include "support/terms.hpp"
 
+namespace fold_streams_test {
+
 using fixtures::index_t;
 using kvmeld::any_policy;
 using kvmeld::budget;
@@ -81,3 +83,5 @@ TEST_CASE("in a stream a head with more slots has more of what stands out, by th
   CHECK(kept == 56);
   CHECK(alone >= more);
 }
+
+}  // namespace fold_streams_test

@@ -12,11 +12,11 @@
 #include "support/golden.hpp"
 #include "support/paths.hpp"
 
+namespace policies_fold_test {
+
 using fixtures::index_t;
 using kvmeld::budget;
 using kvmeld::fold;
-
-namespace {
 
 golden::record load(const std::string& name) {
   std::ifstream file(paths::data(name + ".json"));
@@ -64,8 +64,6 @@ double mass_held(const oracle::head& full, const oracle::head& made, const oracl
   }
   return held / static_cast<double>(queries.size());
 }
-
-}  // namespace
 
 TEST_CASE("fold of a prompt is the prototype's", "[golden]") {
   for (const auto& g : load("fold_prompt").cases()) {
@@ -260,3 +258,5 @@ TEST_CASE("the tangent is exact where it was measured, and second order around i
   CHECK(oracle::difference(oracle::attend(made, {q}).output, oracle::attend(full, {q}).output) <
         1e-3);
 }
+
+}  // namespace policies_fold_test

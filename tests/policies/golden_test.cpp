@@ -8,10 +8,10 @@
 #include "oracle/replay.hpp"
 #include "support/fixtures.hpp"
 
+namespace golden_test {
+
 using fixtures::index_t;
 using kvmeld::budget;
-
-namespace {
 
 /// One head of a golden case in the library: its cache, its state, and the tokens to come.
 template <class Policy>
@@ -67,8 +67,6 @@ struct replay {
     return h;
   }
 };
-
-}  // namespace
 
 TEST_CASE("streaming_llm keeps what the authors' code keeps", "[golden]") {
   const auto g = golden::load("streaming_llm");
@@ -151,3 +149,5 @@ TEST_CASE("zsmerge is the authors' code", "[golden]") {
     }
   }
 }
+
+}  // namespace golden_test

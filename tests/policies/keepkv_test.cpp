@@ -8,11 +8,11 @@
 #include "support/agree.hpp"
 #include "support/golden.hpp"
 
+namespace policies_keepkv_test {
+
 using fixtures::index_t;
 using kvmeld::budget;
 using kvmeld::keepkv;
-
-namespace {
 
 std::vector<float> floats(const oracle::mat& m, index_t begin, index_t end) {
   std::vector<float> x;
@@ -58,8 +58,6 @@ const auto same_estimates = [](const kvmeld::head_state& state, const oracle::he
   std::ranges::sort(ours), std::ranges::sort(theirs);
   REQUIRE(oracle::difference(ours, theirs) < 1e-3);
 };
-
-}  // namespace
 
 TEST_CASE("keepkv is its oracle", "[oracle]") {
   const keepkv table[] = {{},
@@ -280,3 +278,5 @@ TEST_CASE("keepkv refuses parameters out of range, and a step without its query"
       kvmeld::observe(keepkv{}, kv.head(0), state[0], state.workspace(), {.probabilities = p}),
       Catch::Contains("keepkv: expected the step's query and log-sum-exp"));
 }
+
+}  // namespace policies_keepkv_test

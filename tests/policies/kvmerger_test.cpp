@@ -8,11 +8,11 @@
 #include "kvmeld/compressor.hpp"
 #include "support/agree.hpp"
 
+namespace kvmerger_test {
+
 using fixtures::index_t;
 using kvmeld::budget;
 using kvmeld::kvmerger;
-
-namespace {
 
 /// Policy and oracle with the same parameters.
 std::pair<kvmerger, oracle::kvmerger> both(kvmerger p) {
@@ -26,8 +26,6 @@ std::pair<kvmerger, oracle::kvmerger> both(kvmerger p) {
   o.share_slots = p.share_slots;
   return {p, o};
 }
-
-}  // namespace
 
 TEST_CASE("slots to share are those of the last call", "[kvmerger][errors]") {
   const auto again = kvmeld::kvmerger{}.sharing(1000).sharing(100);
@@ -241,3 +239,5 @@ TEST_CASE("kvmerger refuses parameters out of range", "[errors]") {
   }
   CHECK_THROWS_WITH(kvmerger{}.sharing(6), Catch::Contains("more slots to share than 6 that take"));
 }
+
+}  // namespace kvmerger_test

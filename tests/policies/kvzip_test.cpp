@@ -7,13 +7,13 @@
 #include "oracle/compare.hpp"
 #include "support/agree.hpp"
 
+namespace policies_kvzip_test {
+
 using fixtures::agree;
 using fixtures::index_t;
 using fixtures::setting;
 using kvmeld::budget;
 using kvmeld::kvzip;
-
-namespace {
 
 std::size_t at(std::ptrdiff_t i) { return static_cast<std::size_t>(i); }
 
@@ -52,8 +52,6 @@ void is_the_oracles(std::span<const float> ours, const oracle::vec& theirs) {
     CHECK(static_cast<double>(ours[j]) == Approx(theirs[j]).epsilon(1e-4).margin(1e-9));
   }
 }
-
-}  // namespace
 
 TEST_CASE("kvzip is its oracle", "[oracle]") {
   for (const setting& s :
@@ -204,3 +202,5 @@ TEST_CASE("kvzip+ scores values in 4 bits, which are held rotated, as the floats
   }
   is_the_oracles(std::vector<float>(scores[0].begin(), scores[0].end()), scores[1]);
 }
+
+}  // namespace policies_kvzip_test

@@ -6,6 +6,8 @@
 #include "support/agree.hpp"
 #include "support/ems_pair.hpp"
 
+namespace policies_layer_terms_test {
+
 using fixtures::agree;
 using fixtures::evicted_terms;
 using fixtures::in_layers;
@@ -105,3 +107,5 @@ TEST_CASE("ems is the oracle that expands every token, whatever a layer's cap an
     CHECK(both_ways.sharing() > 30);
   }
 }
+
+}  // namespace policies_layer_terms_test

@@ -7,6 +7,8 @@
 
 #include "support/agree.hpp"
 
+namespace massfold_test {
+
 using fixtures::agree;
 using fixtures::index_t;
 using kvmeld::any_massfold;
@@ -104,3 +106,5 @@ TEST_CASE("dropkv tells slots apart that have nearly all attention", "[dropkv]")
   }
   CHECK(state[0].column(0)[20] == Approx(change).epsilon(1e-4));
 }
+
+}  // namespace massfold_test

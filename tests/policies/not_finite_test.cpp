@@ -10,11 +10,11 @@
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
+namespace not_finite_test {
+
 using fixtures::index_t;
 using fixtures::normal;
 using kvmeld::errc;
-
-namespace {
 
 constexpr index_t heads = 3, broken = 1, group = 2, dim = 8, prompt = 70, steps = 60, at = 10;
 constexpr kvmeld::budget most{.slots = 32, .trigger = 35};
@@ -119,8 +119,6 @@ struct three_heads {
 const float bad_numbers[] = {std::numeric_limits<float>::quiet_NaN(),
                              std::numeric_limits<float>::infinity()};
 
-}  // namespace
-
 TEST_CASE("what is not finite in one head changes no bit of the others", "[errors]") {
   for (const auto& example : fixtures::every_policy()) {
     three_heads sound(example.policy, false);
@@ -147,3 +145,5 @@ TEST_CASE("what is not finite in one head changes no bit of the others", "[error
     }
   }
 }
+
+}  // namespace not_finite_test

@@ -7,12 +7,12 @@
 
 #include "support/fixtures.hpp"
 
+namespace policies_test {
+
 using fixtures::every_policy;
 using fixtures::index_t;
 using kvmeld::any_policy;
 using kvmeld::budget;
-
-namespace {
 
 /// A head with `tokens` random tokens that has been observed with all its prompt's queries.
 struct observed {
@@ -60,8 +60,6 @@ std::vector<std::vector<float>> as_set(const Head& head) {
 bool finite(const fixtures::head_view<float>& head) {
   return std::ranges::all_of(fixtures::bytes_of(head), [](float x) { return std::isfinite(x); });
 }
-
-}  // namespace
 
 TEST_CASE("a plan obeys its laws and is pure", "[laws]") {
   const index_t tokens = GENERATE(30, 64, 129);
@@ -274,3 +272,5 @@ TEST_CASE("a prompt's queries and those of steps are counted once", "[laws]") {
     }
   }
 }
+
+}  // namespace policies_test

@@ -9,7 +9,7 @@
 #include "support/paths.hpp"
 #include "support/policies.hpp"
 
-namespace {
+namespace preconditions_test {
 
 using kvmeld::any_policy;
 using kvmeld::attention_spec;
@@ -72,8 +72,6 @@ std::string row(const any_policy& p) {
   return text;
 }
 
-}  // namespace
-
 TEST_CASE("the docs' table of what goes with what is the code's", "[policy][docs]") {
   std::vector<std::string> expected, printed;
   for (const any_policy& p : any_policy::every()) {
@@ -127,3 +125,5 @@ TEST_CASE("all policies go behind a seal but those that measure or move every sl
   CHECK(kvmeld::traits::supports(says{}).seals);
   CHECK(!kvmeld::traits::supports(weighs{}).seals);  // whatever it says
 }
+
+}  // namespace preconditions_test

@@ -9,7 +9,7 @@
 #include "kvmeld/compressor.hpp"
 #include "support/agree.hpp"
 
-namespace {
+namespace prompt_by_steps_test {
 
 using fixtures::index_t;
 using fixtures::layer_terms;
@@ -88,8 +88,6 @@ kvmeld::attention_spec layer(const layer_terms& terms) {
   return terms.shape(kv_heads, group, dim, tokens).spec().checked();
 }
 
-}  // namespace
-
 TEST_CASE("what a prompt keeps is what its tokens one by one keep, whatever a layer's terms",
           "[laws][terms]") {
   for (const measured_alike& one : policies()) {
@@ -145,3 +143,5 @@ TEST_CASE("drafted tokens are so many steps in layers with caps, sinks and slope
     }
   }
 }
+
+}  // namespace prompt_by_steps_test

@@ -5,6 +5,8 @@
 #include "kvmeld/kvmeld.hpp"
 #include "support/fixtures.hpp"
 
+namespace r_kv_test {
+
 TEST_CASE("r_kv holds the latest queries, whether they come as one prompt or as two", "[r_kv]") {
   const kvmeld::index_t dim = 6, group = 2, tokens = 12, second = 2;
   const kvmeld::r_kv policy{.window = 8};
@@ -31,3 +33,5 @@ TEST_CASE("r_kv holds the latest queries, whether they come as one prompt or as 
   CHECK(once[0] == 8);
   CHECK((once == twice));
 }
+
+}  // namespace r_kv_test

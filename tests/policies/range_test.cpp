@@ -8,11 +8,11 @@
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
+namespace range_test {
+
 using fixtures::index_t;
 using fixtures::normal;
 using kvmeld::budget;
-
-namespace {
 
 constexpr index_t dim = 32, group = 2, prompt = 70, steps = 60;
 constexpr budget most{.slots = 32, .trigger = 35};
@@ -63,8 +63,6 @@ std::vector<fixtures::example> policies() {
   all.push_back({"kvmerger over gaps", kvmeld::kvmerger{.gaps_break = false, .period = 1}});
   return all;
 }
-
-}  // namespace
 
 TEST_CASE("finite keys and values stay so under every policy, up to the end of every storage",
           "[half][q8_0]") {
@@ -126,3 +124,5 @@ TEST_CASE("a removal that a storage cannot hold evicts", "[half]") {
   kvmeld::merge::keep_in_range(kv.head(0), d);
   CHECK(d.into == 0);
 }
+
+}  // namespace range_test

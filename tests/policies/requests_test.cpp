@@ -8,7 +8,7 @@
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
-namespace {
+namespace requests_test {
 
 using fixtures::every_policy;
 using kvmeld::budget;
@@ -41,8 +41,6 @@ struct stream {
     kvmeld::step(policy, head(), state, work, q.data(), k.data(), k.data(), b, out.data());
   }
 };
-
-}  // namespace
 
 TEST_CASE("scores of a prompt in chunks of any size are those of the whole prompt", "[requests]") {
   constexpr index_t tokens = 90;
@@ -222,3 +220,5 @@ TEST_CASE("a budget too small is refused with the number that would do", "[reque
     }
   }
 }
+
+}  // namespace requests_test

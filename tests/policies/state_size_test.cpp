@@ -6,9 +6,9 @@
 
 #include "kvmeld/kvmeld.hpp"
 
-using kvmeld::index_t;
+namespace state_size_test {
 
-namespace {
+using kvmeld::index_t;
 
 /// Bytes beside a head of `slots` × `dim` in float, over its own.
 double share_of_cache(const kvmeld::any_policy& policy, index_t slots, index_t dim, index_t group) {
@@ -17,8 +17,6 @@ double share_of_cache(const kvmeld::any_policy& policy, index_t slots, index_t d
   const auto slot = sizeof(float) * (2 * static_cast<std::size_t>(dim) + 2);
   return static_cast<double>(own) / static_cast<double>(slot * static_cast<std::size_t>(slots));
 }
-
-}  // namespace
 
 TEST_CASE("a policy's state is a small part of its cache") {
   const std::map<std::string, double> large = {
@@ -38,3 +36,5 @@ TEST_CASE("a policy's state is a small part of its cache") {
     CHECK(held(kvmeld::fold{}, slots) / held(kvmeld::snapkv{}, slots) <= most);
   }
 }
+
+}  // namespace state_size_test

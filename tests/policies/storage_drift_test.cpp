@@ -12,12 +12,12 @@
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
+namespace storage_drift_test {
+
 using fixtures::index_t;
 using fixtures::normal;
 using kvmeld::any_policy;
 using kvmeld::budget;
-
-namespace {
 
 constexpr index_t dim = 32, slots = 48, tokens = 2400;
 
@@ -115,8 +115,6 @@ off drift(const any_policy& p, float first) {
   return most;
 }
 
-}  // namespace
-
 TEST_CASE("merges in every storage stay near those in float", "[half][q8_0]") {
   // In units of the storage's rounding, half of its last place. Most policies round each merge, and
   // what a slot held before weighs less and less, or the weights are of few tokens. Those named
@@ -177,3 +175,5 @@ TEST_CASE("a running mean goes where its tokens go, in every storage", "[half][q
   CHECK(mean(kvmeld::q8_0()) == Approx(right).margin(5e-3));
   CHECK(mean(kvmeld::q4_0()) == Approx(right).margin(5e-3));
 }
+
+}  // namespace storage_drift_test

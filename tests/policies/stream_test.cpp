@@ -15,19 +15,18 @@
 #include "support/sanitized.hpp"
 
 std::atomic<std::size_t> fixtures::allocations = 0;
-using fixtures::allocations;
 
 // Every allocation of the test program is counted: new here, and malloc, which Eigen calls for its
 // aligned blocks, through the linker (--wrap=malloc).
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
-  ++allocations;
+  ++fixtures::allocations;
   if (void* p = std::malloc(bytes == 0 ? 1 : bytes)) {
     return p;
   }
   throw std::bad_alloc();
 }
 [[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
-  ++allocations;
+  ++fixtures::allocations;
   return std::malloc(bytes == 0 ? 1 : bytes);
 }
 [[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
@@ -36,11 +35,14 @@ using fixtures::allocations;
 extern "C" {
 void* __real_malloc(std::size_t bytes);  // NOLINT: the linker's names
 void* __wrap_malloc(std::size_t bytes) {
-  ++allocations;
+  ++fixtures::allocations;
   return __real_malloc(bytes);
 }
 }
 
+namespace stream_test {
+
+using fixtures::allocations;
 using fixtures::index_t;
 
 TEST_CASE("an allocation by Eigen or by new is counted", "[stream]") {
@@ -52,8 +54,6 @@ TEST_CASE("an allocation by Eigen or by new is counted", "[stream]") {
   CHECK(allocations > after_eigen);
   CHECK(x.data() != y.data());
 }
-
-namespace {
 
 // What the sanitizers look for shows in as many steps as a policy takes to come round; that nothing
 // drifts is shown without them.
@@ -158,8 +158,6 @@ void stream_all(index_t trigger) {
   }
 }
 
-}  // namespace
-
 TEST_CASE("a long stream runs in constant memory, and stays as close to the full cache",
           "[stream]") {
   stream_all(0);
@@ -200,3 +198,5 @@ TEST_CASE("a step of listed heads allocates nothing", "[stream][heads]") {
   CHECK(allocations - before == 0);
   CHECK((kv.head(3).length() == slots && kv.head(0).length() == 0));
 }
+
+}  // namespace stream_test

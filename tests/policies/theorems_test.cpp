@@ -4,10 +4,10 @@
 
 #include "support/fixtures.hpp"
 
+namespace theorems_test {
+
 using fixtures::index_t;
 using kvmeld::budget;
-
-namespace {
 
 /// Attention of every position that is still alone in its slot, by position; others NaN.
 std::vector<double> attention_by_position(const oracle::head& h, const oracle::mat& q,
@@ -21,8 +21,6 @@ std::vector<double> attention_by_position(const oracle::head& h, const oracle::m
   }
   return a;
 }
-
-}  // namespace
 
 TEST_CASE("ZSMerge theorem 3.1: an uncompressed token's attention never falls", "[theorem]") {
   // With alpha <= 1 a residual slot of w tokens weighs at most as much as the w tokens did (the
@@ -120,3 +118,5 @@ TEST_CASE("streaming_llm by cache index is the paper's re-rotation of every key"
     REQUIRE(oracle::difference(fixtures::to_mat(out.data(), group, dim), o) < 1e-5);
   }
 }
+
+}  // namespace theorems_test

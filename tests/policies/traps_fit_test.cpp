@@ -8,11 +8,11 @@
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
+namespace traps_fit_test {
+
 using fixtures::index_t;
 using kvmeld::any_policy;
 using kvmeld::budget;
-
-namespace {
 
 constexpr index_t dim = 8, group = 2;
 
@@ -50,8 +50,6 @@ fitted fit_on(const any_policy& policy, fixtures::cache<float> kv, const fixture
   }
   return f;
 }
-
-}  // namespace
 
 TEST_CASE("trap: values fitted on too few queries", "[traps]") {
   // Fewer equations than unknowns, and the same equation many times over: without a ridge relative
@@ -159,3 +157,5 @@ TEST_CASE("trap: keys are un-rotated by slot", "[traps]") {
     }
   }
 }
+
+}  // namespace traps_fit_test

@@ -9,7 +9,7 @@
 
 #include "support/one_head.hpp"
 
-namespace {
+namespace traps_test {
 
 using fixtures::every_policy;
 using fixtures::index_t;
@@ -115,8 +115,6 @@ stream with_unwanted_sinks(const any_policy& policy) {
   }
   return s;
 }
-
-}  // namespace
 
 TEST_CASE("trap: sinks that get no attention are evicted", "[traps]") {
   for (const auto& example : every_policy()) {
@@ -297,3 +295,5 @@ TEST_CASE("trap: the order of slots decides", "[traps]") {
     }
   }
 }
+
+}  // namespace traps_test

@@ -8,7 +8,7 @@
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
-namespace {
+namespace value_dim_test {
 
 using kvmeld::index_t;
 
@@ -91,8 +91,6 @@ struct twins {
   }
 };
 
-}  // namespace
-
 TEMPLATE_TEST_CASE("LAW: a head is that of rows filled up with zeros, to the bit", "[value_dim]",
                    float, Eigen::half, Eigen::bfloat16, kvmeld::q8_0) {
   const bool short_keys = GENERATE(false, true);
@@ -113,3 +111,5 @@ TEMPLATE_TEST_CASE("LAW: a head is that of rows filled up with zeros, to the bit
     }
   }
 }
+
+}  // namespace value_dim_test

@@ -5,7 +5,7 @@
 
 #include "support/fixtures.hpp"
 
-namespace {
+namespace column_scores_test {
 
 using fixtures::normal;
 using fixtures::random_bits;
@@ -107,8 +107,6 @@ fixtures::cache<Scalar> compressed_cache(index_t length, index_t dim, index_t gr
   }
   return kv;
 }
-
-}  // namespace
 
 TEST_CASE("column sums are the oracle's at every size around the tiles", "[column_scores]") {
   const auto combine = GENERATE(group_combine::sum, group_combine::mean, group_combine::max);
@@ -287,3 +285,5 @@ TEST_CASE("column_scores refuses what it cannot do", "[column_scores][errors]") 
   refuses(kv, q.view(), {.log_sum_exp = six}, {.total = five},
           "expected log_sum_exp [2, 4], got 6 floats");
 }
+
+}  // namespace column_scores_test

@@ -13,10 +13,10 @@
 #include "kvmeld/policies/key_diff.hpp"
 #include "support/agree.hpp"
 
+namespace fused_similarity_test {
+
 using fixtures::index_t;
 using kvmeld::fused_similarity;
-
-namespace {
 
 template <class Head>
 std::pair<float, float> alone(const Head& head, bool keys, index_t s, index_t with) {
@@ -75,8 +75,6 @@ int check_comparisons_change_nothing(const kvmeld::any_policy& policy, index_t t
   }
   return right;
 }
-
-}  // namespace
 
 TEMPLATE_TEST_CASE("attention answers to the bit, and is not disturbed", "[comparison]", float,
                    Eigen::half, Eigen::bfloat16) {
@@ -216,3 +214,5 @@ TEST_CASE("the k-th largest is where a sorted list has it", "[oracle]") {
     }
   }
 }
+
+}  // namespace fused_similarity_test

@@ -9,7 +9,7 @@
 #include "support/fixtures.hpp"
 #include "support/terms.hpp"
 
-namespace {
+namespace score_layer_terms_test {
 
 using fixtures::index_t;
 using fixtures::layer_terms;
@@ -140,8 +140,6 @@ void observes_as_the_oracle(auto& kv, index_t count, double tolerance = 1e-4) {
     CHECK(next == queries.size());
   }
 }
-
-}  // namespace
 
 TEST_CASE("attention with caps, sinks and slopes is the oracle's", "[oracle][attend][terms]") {
   for (const layer_terms& terms : fixtures::all_terms) {
@@ -277,3 +275,5 @@ TEST_CASE("a prompt's sums are those of its tokens decoded one by one, whatever 
     }
   }
 }
+
+}  // namespace score_layer_terms_test

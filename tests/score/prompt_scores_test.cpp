@@ -7,7 +7,7 @@
 
 #include "support/fixtures.hpp"
 
-namespace {
+namespace prompt_scores_test {
 
 using fixtures::index_t;
 using fixtures::normal;
@@ -85,8 +85,6 @@ fixtures::cache<float> chunked_cache(index_t before, index_t chunk, index_t dim,
   kv.append(0, normal(chunk * dim), normal(chunk * dim));
   return kv;
 }
-
-}  // namespace
 
 TEST_CASE("scores of a prompt are the oracle's at every size around the blocks and tiles",
           "[oracle][prompt_scores]") {
@@ -197,3 +195,5 @@ TEST_CASE("scores refuse what does not fit", "[errors][prompt_scores]") {
   CHECK_THROWS_WITH(kvmeld::prompt_scores(empty.head(0), queries.view(), {}, s),
                     Contains("got an empty head"));
 }
+
+}  // namespace prompt_scores_test

@@ -12,10 +12,10 @@
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/score/observation.hpp"
 
+namespace queries_test {
+
 using kvmeld::future_positions;
 using kvmeld::index_t;
-
-namespace {
 
 index_t within(const future_positions& ahead, index_t n, index_t from, index_t to) {
   index_t count = 0;
@@ -25,8 +25,6 @@ index_t within(const future_positions& ahead, index_t n, index_t from, index_t t
   }
   return count;
 }
-
-}  // namespace
 
 TEST_CASE("queries stay within the horizon, in order", "[lookahead]") {
   const index_t n = GENERATE(1, 2, 64, 1000), horizon = GENERATE(1, 2, 64, 1024);
@@ -112,3 +110,5 @@ TEST_CASE("queries are chosen for heads of one prompt alone", "[queries][errors]
     CHECK(ahead.position(i) >= 100);
   }
 }
+
+}  // namespace queries_test

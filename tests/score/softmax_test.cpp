@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-namespace {
+namespace softmax_test {
 
 using kvmeld::score::softmax;
 constexpr float nothing = -std::numeric_limits<float>::infinity();
@@ -43,8 +43,6 @@ void check_near(float now, double expected) {
     CHECK(std::abs(now - expected) <= 2e-6 * (1 + std::abs(expected)));
   }
 }
-
-}  // namespace
 
 TEST_CASE("a softmax of parts, in any order, is that of the whole row") {
   std::mt19937 random(1);
@@ -115,3 +113,5 @@ TEST_CASE("what is no number stays none") {
   row.take(logits);
   CHECK(std::isnan(row.log_sum_exp()));
 }
+
+}  // namespace softmax_test

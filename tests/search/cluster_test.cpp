@@ -8,7 +8,7 @@
 
 #include "oracle/oracle.hpp"
 
-namespace {
+namespace cluster_test {
 
 using kvmeld::index_t;
 using matrix = kvmeld::dense::matrix;
@@ -47,8 +47,6 @@ struct points {
     return oracle::fold_clusters::assigned(rows, w, pin, seeds, rounds);
   }
 };
-
-}  // namespace
 
 TEST_CASE("seeds are farthest-first in pools, rows go to the nearest, ties to the lower row",
           "[cluster]") {
@@ -123,3 +121,5 @@ TEST_CASE("the nearest centre is that of all, ties to the lower one", "[cluster]
   right[7] = 0;
   CHECK(nearest == right);
 }
+
+}  // namespace cluster_test

@@ -13,11 +13,11 @@
 #include "support/all_heads.hpp"
 #include "support/random.hpp"
 
+namespace least_target_test {
+
 using kvmeld::index_t;
 using kvmeld::share_of;
 using kvmeld::search::least_target;
-
-namespace {
 
 /// Shares of every kind: round ones, those next to 1 and to 0, and some between.
 std::vector<float> shares() {
@@ -41,8 +41,6 @@ bool within(float share, index_t others) {
   constexpr double most = 1 << 20;
   return (others + 1) / (1 - double{share}) < most;
 }
-
-}  // namespace
 
 TEST_CASE("the least target by a share is what trying them one by one finds", "[select]") {
   for (const float share : shares()) {
@@ -112,3 +110,5 @@ TEST_CASE("a budget of all positions has no slot after it", "[select][errors]") 
   CHECK(kv.head(0).length() == 1);
   CHECK(kvmeld::budget_within(policy, last).trigger_length() == last);
 }
+
+}  // namespace least_target_test

@@ -11,7 +11,7 @@
 #include "support/fixtures.hpp"
 #include "support/random.hpp"
 
-namespace {
+namespace match_test {
 
 using kvmeld::index_t;
 
@@ -57,8 +57,6 @@ kvmeld::search::near_slot by_loops(const auto& head, index_t s, const std::vecto
   }
   return best.value_or(kvmeld::search::near_slot{});
 }
-
-}  // namespace
 
 TEST_CASE("the nearest by cosine is that of all pairs, ties to the lower slot", "[match]") {
   const index_t n = GENERATE(1, 2, 64, 65, 300), dim = GENERATE(1, 3, 16, 37);
@@ -133,3 +131,5 @@ TEST_CASE("a tie goes to the lower slot, whatever its sign", "[match]") {
     CHECK(best.cosine == cosine);
   }
 }
+
+}  // namespace match_test
