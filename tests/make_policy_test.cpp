@@ -51,7 +51,7 @@ TEST_CASE("what folds is made of its scorer's name and parameters", "[make_polic
   CHECK(p.min_budget() == 3);
   CHECK(inside<kvmeld::any_massfold>(make_policy("kvzip+massfold")).name() == "kvzip+massfold");
   CHECK(kvmeld::massfold{kvmeld::h2o{}}.name() == "h2o+massfold");
-  refuses("snapkv+massfold, got 'key_diff+massfold'", "key_diff+massfold");
+  refuses("kvzip+massfold, got 'key_diff+massfold'", "key_diff+massfold");
   refuses("tova+massfold: expected one of sinks, got 'window'", "tova+massfold:window=3");
 }
 

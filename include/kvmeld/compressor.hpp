@@ -31,7 +31,7 @@ template <policy P>
 class compressor : private detail::request_calls<P> {
   using base = detail::request_calls<P>;
   using base::kv_, base::of, base::by_policy;
-  using typename base::lease, typename base::one_head, typename base::leaving;
+  using typename base::lease, typename base::one_head;
 
  public:
   /// One policy and budget for all heads. `given`: what an engine with its own attention will hand
@@ -67,15 +67,7 @@ class compressor : private detail::request_calls<P> {
     if (q.tokens() == 0) {
       return;
     }
-    run(heads.count(), [&](index_t i, index_t) {
-      const detail::seen_head seen = this->seen(heads[i]);
-      one_head& one = of(heads[i]);
-      by_policy(heads[i], [&](const auto& p) {
-        q.of_head(i, [&](const auto& own) {
-          kvmeld::observe_prompt(p, seen.head(), one.state, one.held, own);
-        });
-      });
-    });
+    run(heads.count(), [&](index_t i, index_t) { this->measure(heads[i], i, q); });
   }
 
   /// Ends a request's prompt: all of its heads are brought to their budgets. Heads that `compress`
@@ -110,20 +102,9 @@ class compressor : private detail::request_calls<P> {
     }
     lease work(this->pool_, run.workers());
     run(heads.count(), [&](index_t i, index_t worker) {
-      const index_t h = heads[i];
-      const head_ref head = kv_.head(h);
-      one_head& one = of(h);
-      if (one.held.begun()) {
-        this->finish(h, this->slots_of(h), work[worker]);
-      } else if (one.limit.reached(head.length() - one.sealed)) {
-        const leaving keeps{one, head};
-        const detail::seen_head seen(head, one.sealed);
-        by_policy(h, [&](const auto& p) {
-          kvmeld::compress(p, seen.head(), one.state, work[worker], one.limit);
-        });
-      }
+      this->to_limit(heads[i], work[worker]);
       if (!lengths.empty()) {
-        lengths[as_size(i)] = head.length();
+        lengths[as_size(i)] = kv_.head(heads[i]).length();
       }
     });
     this->count_pages(heads.count(), [&](index_t i) { return heads[i]; });

@@ -22,3 +22,17 @@
 #include "kvmeld/score/column_scores.hpp"      // IWYU pragma: export
 #include "kvmeld/score/prompt_scores.hpp"      // IWYU pragma: export
 #include "kvmeld/score/queries.hpp"            // IWYU pragma: export
+
+#ifdef KVMELD_COMPILED  // as the target kvmeld::compiled defines it, which has these
+namespace kvmeld::inline v0 {
+
+extern template class detail::head_policies<any_policy>;
+extern template class detail::compressor_base<any_policy>;
+extern template class detail::head_calls<any_policy>;
+extern template class detail::observe_calls<any_policy>;
+extern template class detail::seal_calls<any_policy>;
+extern template class detail::request_calls<any_policy>;
+extern template class compressor<any_policy>;
+
+}  // namespace kvmeld::inline v0
+#endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// What a compressor holds, and the work on one head that its calls have in common.
+/// What a compressor holds, and what its calls refuse.
 #pragma once
 
 #include <string>
@@ -15,17 +15,6 @@
 #include "kvmeld/score/queries.hpp"
 
 namespace kvmeld::inline v0 {
-
-/// One decode step's attention of the heads chosen, from an engine that computes its own.
-struct step_attention {
-  /// [heads, group, stride] of the softmax that includes the newest token; the first `length` of
-  /// each row are read.
-  std::span<const float> probabilities = {};
-  index_t stride = 0;  ///< 0: the longest of the heads' lengths
-  /// [heads, group] of the logits, a sink's among them, natural logarithm
-  std::span<const float> log_sum_exp = {};
-  any_span query = {};  ///< [heads, group, key_dim] rotated, the newest token's
-};
 
 namespace detail {
 
@@ -114,18 +103,6 @@ class compressor_base : protected head_policies<P> {
 
   /// What the policy of head `h` sees of it.
   seen_head seen(index_t h) const { return {kv_.head(h), of(h).sealed}; }
-  /// One token of one head, as `try_step`.
-  bool step_head(index_t h, const head_ref& head, workspace& work, const float* q, const float* k,
-                 const float* v, float* out) {
-    one_head& one = of(h);
-    const leaving keeps{one, head};
-    return by_policy(h, [&](const auto& p) {
-      return one.sealed == 0
-                 ? try_step(p, head, one.state, work, q, k, v, one.limit, out)
-                 : try_sealed_step(p, head, one.sealed, one.state, work, q, k, v, one.limit, out);
-    });
-  }
-
   one_head& of(index_t head) { return heads_[as_size(head)]; }
   const one_head& of(index_t head) const { return heads_[as_size(head)]; }
 
@@ -204,67 +181,12 @@ class compressor_base : protected head_policies<P> {
     expect_prompt("compress", h, begun ? budget{slots_of(h)} : of(h).limit);
   }
 
-  /// Plans a head's prompt on what was kept of its queries, and holds it to `slots` from now on.
-  /// A policy that throws once its plan was carried out has ended the prompt.
-  void finish(index_t h, index_t slots, workspace& work) {
-    one_head& one = of(h);
-    const auto by_seen = [&](const auto& use) {
-      const seen_head behind_seal = seen(h);
-      if (const head_ref& head = behind_seal.head(); head.length() > 0) {
-        by_policy(h, [&](const auto& p) { use(p, head); });
-      }
-    };
-    by_seen([&](const auto& p, const head_ref& head) {
-      const auto queries = planned_queries(p, head, one.state, one.held);
-      bring_to(p, head, one.state, work, budget{slots}, queries);
-    });
-    one.limit = this->decode_limit(h, slots, one.sealed);
-    one.held.release();
-    leave(h);
-    by_seen([&](const auto& p, const head_ref& head) {
-      hooks(p).after_compress(head, one.state, slots);
-    });
-  }
-
   /// `tokens` rows of the heads chosen, `[tokens, heads, ...]`. Refused: heads that are not there
   /// or come twice, rows of another size, null.
   void expect_rows(const char* call, const head_selection& heads, const step_input& in,
-                   std::span<float> out, index_t tokens) const {
-    heads.check(call, kv_.heads());
-    const head_ref any = kv_.head(0);
-    const index_t n = heads.count(), group = any.group(), dim = any.dim(), of_v = any.value_dim();
-    expect_size(call, "q", in.q, {tokens, n, group, dim});
-    expect_size(call, "k", in.k, {tokens, n, 1, dim});
-    expect_no_values(call, any.one_memory(), of_v, in.v);
-    expect_size(call, "v", in.v, {tokens, n, 1, any.own_value_dim()});
-    expect_size(call, "out", out, {tokens, n, group, of_v});
-    const any_span written(out);
-    expects(!written.overlaps(in.q) && !written.overlaps(in.k) && !written.overlaps(in.v), call,
-            ": expected out in memory of its own, got that of q, k or v");
-  }
+                   std::span<float> out, index_t tokens) const;
   /// A prompt's queries: of the heads chosen, no more than tokens, finite where a head checks.
-  void expect_queries(const head_selection& heads, const queries& q) const {
-    heads.check("prompt", kv_.heads());
-    expects(heads.count() == q.kv_heads(), "prompt: expected queries of ", heads.count(),
-            " KV heads, got ", q.kv_heads());
-    for (index_t i = 0; i < heads.count(); ++i) {
-      const head_ref head = kv_.head(heads[i]);
-      expects(kv_.together(heads[i], heads[0]),
-              "prompt: expected heads of one layer and request, got heads ", heads[0], " and ",
-              heads[i]);
-      expect_left("prompt", heads[i]);
-      expects(head.group() == q.group() && head.dim() == q.dim(), "prompt: expected queries of [",
-              head.group(), ", ", head.dim(), "] per KV head, got [", q.group(), ", ", q.dim(),
-              "]");
-      const index_t tokens = seen(heads[i]).head().tokens();
-      expects(q.tokens() <= tokens, "prompt: expected at most ", tokens,
-              " queries (the tokens appended", of(heads[i]).sealed > 0 ? " behind the seal" : "",
-              "), got ", q.tokens());
-      if (head.check_finite()) {
-        expect_finite("prompt: expected finite queries", q.rows());
-      }
-    }
-  }
+  void expect_queries(const head_selection& heads, const queries& q) const;
   /// Refuses a step that some heads have not made, and names them.
   void expect_finite_steps(const head_selection& heads) const {
     std::string marked;
@@ -281,6 +203,48 @@ class compressor_base : protected head_policies<P> {
   std::vector<std::vector<drafted>> drafts_;  // [requests]
   workspace_pool pool_;
 };
+
+// Not in the class: what is inline is compiled by every file, `extern template` or not.
+
+template <policy P>
+void compressor_base<P>::expect_rows(const char* call, const head_selection& heads,
+                                     const step_input& in, std::span<float> out,
+                                     index_t tokens) const {
+  heads.check(call, kv_.heads());
+  const head_ref any = kv_.head(0);
+  const index_t n = heads.count(), group = any.group(), dim = any.dim(), of_v = any.value_dim();
+  expect_size(call, "q", in.q, {tokens, n, group, dim});
+  expect_size(call, "k", in.k, {tokens, n, 1, dim});
+  expect_no_values(call, any.one_memory(), of_v, in.v);
+  expect_size(call, "v", in.v, {tokens, n, 1, any.own_value_dim()});
+  expect_size(call, "out", out, {tokens, n, group, of_v});
+  const any_span written(out);
+  expects(!written.overlaps(in.q) && !written.overlaps(in.k) && !written.overlaps(in.v), call,
+          ": expected out in memory of its own, got that of q, k or v");
+}
+
+template <policy P>
+void compressor_base<P>::expect_queries(const head_selection& heads, const queries& q) const {
+  heads.check("prompt", kv_.heads());
+  expects(heads.count() == q.kv_heads(), "prompt: expected queries of ", heads.count(),
+          " KV heads, got ", q.kv_heads());
+  for (index_t i = 0; i < heads.count(); ++i) {
+    const head_ref head = kv_.head(heads[i]);
+    expects(kv_.together(heads[i], heads[0]),
+            "prompt: expected heads of one layer and request, got heads ", heads[0], " and ",
+            heads[i]);
+    expect_left("prompt", heads[i]);
+    expects(head.group() == q.group() && head.dim() == q.dim(), "prompt: expected queries of [",
+            head.group(), ", ", head.dim(), "] per KV head, got [", q.group(), ", ", q.dim(), "]");
+    const index_t tokens = seen(heads[i]).head().tokens();
+    expects(q.tokens() <= tokens, "prompt: expected at most ", tokens,
+            " queries (the tokens appended", of(heads[i]).sealed > 0 ? " behind the seal" : "",
+            "), got ", q.tokens());
+    if (head.check_finite()) {
+      expect_finite("prompt: expected finite queries", q.rows());
+    }
+  }
+}
 
 }  // namespace detail
 }  // namespace kvmeld::inline v0

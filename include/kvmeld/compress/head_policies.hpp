@@ -147,26 +147,30 @@ class head_policies {
   }
 
   static void check_head(const P& p, const budget& b, const observation_needs& given,
-                         const head_ref& head) {
-    expect_attention("compressor: ", p, head.spec());
-    expect_memory("compressor: ", p, head);
-    const index_t capacity = head.capacity();
-    check(p, {b.slots, b.trigger}, capacity);
-    if (!traits::evicts(p)) {
-      return;
-    }
-    if (traits::supports_decode(p)) {
-      expect_given("compressor", p, given);
-      expects(errc::no_capacity, std::int64_t{b.slots} + b.slack < capacity,
-              "compressor: expected a capacity of at least ", std::int64_t{b.slots} + b.slack + 1,
-              " slots (budget, slack and the new token), got ", capacity);
-    }
-  }
+                         const head_ref& head);
 
   observation_needs given_;      // by an engine with its own attention
   std::vector<P> policies_;      // [layers · kv_heads], of a request
   std::vector<budget> budgets_;  // the same
   std::vector<std::optional<window_cut>> cuts_;
 };
+
+template <policy P>
+void head_policies<P>::check_head(const P& p, const budget& b, const observation_needs& given,
+                                  const head_ref& head) {
+  expect_attention("compressor: ", p, head.spec());
+  expect_memory("compressor: ", p, head);
+  const index_t capacity = head.capacity();
+  check(p, {b.slots, b.trigger}, capacity);
+  if (!traits::evicts(p)) {
+    return;
+  }
+  if (traits::supports_decode(p)) {
+    expect_given("compressor", p, given);
+    expects(errc::no_capacity, std::int64_t{b.slots} + b.slack < capacity,
+            "compressor: expected a capacity of at least ", std::int64_t{b.slots} + b.slack + 1,
+            " slots (budget, slack and the new token), got ", capacity);
+  }
+}
 
 }  // namespace kvmeld::inline v0::detail

@@ -4,16 +4,29 @@
 
 #include <algorithm>  // std::copy_n
 
-#include "kvmeld/compress/compressor_base.hpp"
+#include "kvmeld/compress/head_calls.hpp"
 #include "kvmeld/executor.hpp"
 
-namespace kvmeld::inline v0::detail {
+namespace kvmeld::inline v0 {
+
+/// One decode step's attention of the heads chosen, from an engine that computes its own.
+struct step_attention {
+  /// [heads, group, stride] of the softmax that includes the newest token; the first `length` of
+  /// each row are read.
+  std::span<const float> probabilities = {};
+  index_t stride = 0;  ///< 0: the longest of the heads' lengths
+  /// [heads, group] of the logits, a sink's among them, natural logarithm
+  std::span<const float> log_sum_exp = {};
+  any_span query = {};  ///< [heads, group, key_dim] rotated, the newest token's
+};
+
+namespace detail {
 
 /// What `compressor` says of it is not said again here.
 template <policy P>
-class observe_calls : protected compressor_base<P> {
+class observe_calls : protected head_calls<P> {
  protected:
-  using base = compressor_base<P>;
+  using base = head_calls<P>;
   using base::base;
   using base::kv_, base::of, base::by_policy;
   using typename base::lease;
@@ -79,4 +92,5 @@ class observe_calls : protected compressor_base<P> {
   }
 };
 
-}  // namespace kvmeld::inline v0::detail
+}  // namespace detail
+}  // namespace kvmeld::inline v0
