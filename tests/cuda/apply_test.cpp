@@ -8,7 +8,7 @@
 #include "cuda/device_cache.hpp"
 
 namespace kvmeld::cuda {
-namespace {
+namespace apply_test {
 
 const std::vector<slot_reduce> columns = {slot_reduce::sum, slot_reduce::max, slot_reduce::anchor};
 
@@ -243,5 +243,5 @@ TEST_CASE("apply refuses views that do not fit") {
                     Catch::Contains("a capacity of 1 to 524280 slots, got 2 heads and 524281"));
 }
 
-}  // namespace
+}  // namespace apply_test
 }  // namespace kvmeld::cuda

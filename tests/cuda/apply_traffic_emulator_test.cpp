@@ -7,7 +7,7 @@
 #include "kvmeld/cuda/merge/apply.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace apply_traffic_emulator_test {
 
 /// The first `staying` slots are rows as they are; of the rest every `keep`-th is kept, and moves.
 /// `merged`: it takes in those before it. Blocks take 16 bytes of every row a lane.
@@ -93,5 +93,5 @@ TEST_CASE("a row of very many sources has 64 KiB a block on their way") {
   check_long_row<16>({.heads = 1, .capacity = 700, .dim = 256}, 100);
 }
 
-}  // namespace
+}  // namespace apply_traffic_emulator_test
 }  // namespace kvmeld::cuda

@@ -7,7 +7,7 @@
 #include "kvmeld/cuda/step.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace attend_test {
 
 TEST_CASE("attention takes every dim, group, scalar and layout") {
   std::uint64_t seed = 1;
@@ -83,5 +83,5 @@ TEST_CASE("attention refuses a small workspace and missing queries") {
                     Catch::Contains("expected queries and out [2, 1, 32], got null"));
 }
 
-}  // namespace
+}  // namespace attend_test
 }  // namespace kvmeld::cuda

@@ -7,7 +7,7 @@
 #include "cuda/attention_oracle.hpp"
 
 namespace kvmeld::cuda {
-namespace {
+namespace attend_tiles_test {
 
 using detail::splits_of;
 
@@ -221,5 +221,5 @@ TEST_CASE("the new token is attended and appended in every split") {
   check_new_token<half>({.heads = 1, .capacity = 200, .dim = 31, .odd = 2}, 77);
 }
 
-}  // namespace
+}  // namespace attend_tiles_test
 }  // namespace kvmeld::cuda

@@ -11,7 +11,7 @@
 #include "cuda/device_cache.hpp"
 
 namespace kvmeld::cuda {
-namespace {
+namespace column_scores_test {
 
 struct sums_case {
   index_t count = 20;
@@ -265,5 +265,5 @@ TEST_CASE("column sums refuse what does not fit") {
                     Catch::Contains("expected a decay in (0, 1], got 0"));
 }
 
-}  // namespace
+}  // namespace column_scores_test
 }  // namespace kvmeld::cuda

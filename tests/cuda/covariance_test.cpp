@@ -9,7 +9,7 @@
 #include "kvmeld/cuda/policies/fold/space.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace covariance_test {
 
 struct query_case {
   cache_case shape;
@@ -96,5 +96,5 @@ TEST_CASE("a query far from all others, and a mean far from 0, cost the covarian
   check_covariance<half>({.shape = {.heads = 2, .dim = 64}, .count = 32, .outlier = 100}, 13);
 }
 
-}  // namespace
+}  // namespace covariance_test
 }  // namespace kvmeld::cuda

@@ -7,7 +7,7 @@
 #include "kvmeld/cuda/policies/ems/plans.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace ems_traffic_emulator_test {
 
 template <index_t Dim>
 void check_match(const cache_case& c, index_t removed, index_t kept) {
@@ -89,5 +89,5 @@ TEST_CASE("EMS reads of a first prompt what column sums read, and K once") {
   CHECK(counted.mmas <= mmas);
 }
 
-}  // namespace
+}  // namespace ems_traffic_emulator_test
 }  // namespace kvmeld::cuda

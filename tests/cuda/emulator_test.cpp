@@ -7,7 +7,7 @@
 #include "kvmeld/cuda/device/device.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace emulator_test {
 
 using Catch::Matchers::Contains;
 
@@ -294,5 +294,5 @@ TEST_CASE("lanes that disagree on a shuffle are reported with both their calls")
   }
 }
 
-}  // namespace
+}  // namespace emulator_test
 }  // namespace kvmeld::cuda

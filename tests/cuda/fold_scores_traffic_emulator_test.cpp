@@ -7,7 +7,7 @@
 #include "kvmeld/cuda/policies/fold/memory.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace fold_scores_traffic_emulator_test {
 
 /// Of a warp's products: 32 rows by tiles of 128 columns, each in steps of 16 by 8 by 16.
 double products(index_t rows, index_t columns, index_t dim) {
@@ -86,5 +86,5 @@ TEST_CASE(
   check_scores({.heads = 1, .capacity = 300, .dim = 64, .group = 4});
 }
 
-}  // namespace
+}  // namespace fold_scores_traffic_emulator_test
 }  // namespace kvmeld::cuda

@@ -6,7 +6,7 @@
 #include "cuda/fold_rows.hpp"
 
 namespace kvmeld::cuda {
-namespace {
+namespace fold_traffic_emulator_test {
 
 using emulator::traffic;
 
@@ -139,5 +139,5 @@ TEST_CASE("fits of a plan's rows read queries once for 64 rows, and rows twice f
   check_rows({.heads = 2, .capacity = 64, .dim = 160}, 30, 33);
 }
 
-}  // namespace
+}  // namespace fold_traffic_emulator_test
 }  // namespace kvmeld::cuda

@@ -7,7 +7,7 @@
 #include "cuda/fold_rows.hpp"
 
 namespace kvmeld::cuda {
-namespace {
+namespace fold_values_test {
 
 template <class Scalar>
 void check_outputs(cache_case c, std::vector<index_t> lengths, index_t count, std::uint64_t seed) {
@@ -206,5 +206,5 @@ TEST_CASE("reference outputs are as good as float, whatever the scalar") {
   check_outputs<float>({.heads = 2, .capacity = 40, .dim = 32}, {40, 5}, 20, 5);
 }
 
-}  // namespace
+}  // namespace fold_values_test
 }  // namespace kvmeld::cuda

@@ -7,7 +7,7 @@
 #include "kvmeld/cuda/score/column_scores.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace given_log_sums_test {
 
 /// Column sums in memory of the test's own.
 template <class Scalar>
@@ -67,5 +67,5 @@ TEST_CASE("a prefill's log-sum-exp is taken, by place, and windows take theirs o
   CHECK(std::abs(sums_of(kv, view, queries)[3] * std::exp(1.0F) - wanted[3]) < 1e-5F);
 }
 
-}  // namespace
+}  // namespace given_log_sums_test
 }  // namespace kvmeld::cuda

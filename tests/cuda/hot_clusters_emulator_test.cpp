@@ -10,7 +10,7 @@
 #include "kvmeld/cuda/search/clusters.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace hot_clusters_emulator_test {
 
 using emulator::traffic;
 
@@ -200,5 +200,5 @@ TEMPLATE_TEST_CASE("points are made of keys and values read once, and written on
   CHECK(counted.mmas <= blocks * 2 * 8 * (columns / 8) * (dim / 16));
 }
 
-}  // namespace
+}  // namespace hot_clusters_emulator_test
 }  // namespace kvmeld::cuda

@@ -14,7 +14,7 @@
 #include "kvmeld/cuda/workspace.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace hot_kernels_emulator_test {
 
 /// Of `count` queries a query head.
 std::size_t query_elements(const cache_case& c, index_t count) {
@@ -215,5 +215,5 @@ TEST_CASE("joins read a tile of joiners once a launch, and leaders once for 128 
   check_joins({.heads = 1, .capacity = 300, .dim = 64}, 10);
 }
 
-}  // namespace
+}  // namespace hot_kernels_emulator_test
 }  // namespace kvmeld::cuda

@@ -9,7 +9,7 @@
 #include "kvmeld/cuda/policies/keepkv/join_leaders.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace leaders_test {
 
 /// Lists of a head each: the first `held` slots of a shuffled order lead from the start.
 struct joining {
@@ -166,5 +166,5 @@ TEST_CASE("joins take every dim, scalar and layout") {
   }
 }
 
-}  // namespace
+}  // namespace leaders_test
 }  // namespace kvmeld::cuda

@@ -11,7 +11,7 @@
 #include "cuda/device_cache.hpp"
 
 namespace kvmeld::cuda {
-namespace {
+namespace leverage_test {
 
 using matrix = std::vector<std::vector<double>>;
 
@@ -269,5 +269,5 @@ TEST_CASE("keys that are all alike have leverage 0") {
   }
 }
 
-}  // namespace
+}  // namespace leverage_test
 }  // namespace kvmeld::cuda

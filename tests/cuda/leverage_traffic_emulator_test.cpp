@@ -6,7 +6,7 @@
 #include "kvmeld/cuda/policies/fold/leverage.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace leverage_traffic_emulator_test {
 
 using emulator::traffic;
 
@@ -82,5 +82,5 @@ TEST_CASE("leverage multiplies a triangle of keys' products and one of the facto
   check_leverage({.heads = 1, .capacity = 40, .dim = 256});
 }
 
-}  // namespace
+}  // namespace leverage_traffic_emulator_test
 }  // namespace kvmeld::cuda

@@ -10,7 +10,7 @@
 #include "cuda/device_cache.hpp"
 
 namespace kvmeld::cuda {
-namespace {
+namespace match_test {
 
 double similar(const dot_similarity&, double ab, double, double) { return ab; }
 double similar(const cosine_similarity&, double ab, double aa, double bb) {
@@ -181,5 +181,5 @@ TEST_CASE("match takes any number of kept and evicted, none too") {
   }
 }
 
-}  // namespace
+}  // namespace match_test
 }  // namespace kvmeld::cuda

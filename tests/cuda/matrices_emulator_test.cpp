@@ -8,7 +8,7 @@
 #include "kvmeld/cuda/device/device.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace matrices_emulator_test {
 
 using Catch::Matchers::Contains;
 
@@ -205,5 +205,5 @@ TEST_CASE("every thread of an early launch waits for the one before") {
                     Contains("62 of 64 threads waited"));
 }
 
-}  // namespace
+}  // namespace matrices_emulator_test
 }  // namespace kvmeld::cuda

@@ -10,7 +10,7 @@
 #include "kvmeld/cuda/device/device.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace meetings_emulator_test {
 
 using Catch::Matchers::Contains;
 
@@ -95,5 +95,5 @@ TEST_CASE("lanes that come from another line, or to another call, are reported w
   }
 }
 
-}  // namespace
+}  // namespace meetings_emulator_test
 }  // namespace kvmeld::cuda

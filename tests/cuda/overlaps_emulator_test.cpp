@@ -6,7 +6,7 @@
 #include "cuda/device_cache.hpp"
 
 namespace kvmeld::cuda {
-namespace {
+namespace overlaps_emulator_test {
 
 using Catch::Matchers::Contains;
 using emulator::simultaneous_blocks;
@@ -172,5 +172,5 @@ TEST_CASE("blocks at once find nothing of one another, and do not write the same
                     Contains("race: two blocks of a launch write the same global memory"));
 }
 
-}  // namespace
+}  // namespace overlaps_emulator_test
 }  // namespace kvmeld::cuda

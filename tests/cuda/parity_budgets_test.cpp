@@ -17,7 +17,7 @@
 #include "kvmeld/cuda/policies/zsmerge.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_budgets_test {
 
 constexpr index_t apart = 24;  // the last of three heads has a quarter of the first's
 
@@ -117,5 +117,5 @@ TEST_CASE("a target on the device beyond the host's is cut to the nearest of the
   CHECK((work.intact() && device.intact()));
 }
 
-}  // namespace
+}  // namespace parity_budgets_test
 }  // namespace kvmeld::cuda

@@ -16,7 +16,7 @@
 #include "kvmeld/cuda/policies/zsmerge.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_chunks_test {
 
 struct chunk_case {
   std::vector<index_t> chunks;
@@ -211,5 +211,5 @@ TEST_CASE("observe refuses what is none") {
       Catch::Contains("indptr in observe and lookahead alone"));
 }
 
-}  // namespace
+}  // namespace parity_chunks_test
 }  // namespace kvmeld::cuda

@@ -9,7 +9,7 @@
 #include "kvmeld/search/cluster.hpp"
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_clusters_test {
 
 struct clusters_case {
   index_t dim;       ///< of keys and of values
@@ -135,8 +135,6 @@ void check_clusters(const clusters_case& what, index_t heads, std::uint64_t seed
   clusters_twin(what, heads, seed).check(seed);
 }
 
-}  // namespace
-
 TEST_CASE("clusters on the device are the library's") {
   check_clusters({.dim = 4, .capacity = 600, .slots = 190}, 2, 401);  // a pool of a part
   check_clusters({.dim = 4, .capacity = 600, .slots = 330, .apart = 100, .span = 1}, 2, 402);
@@ -157,4 +155,5 @@ TEST_CASE("clusters on the device of more slots than a block has threads for at 
                  1, 421);
 }
 
+}  // namespace parity_clusters_test
 }  // namespace kvmeld::cuda

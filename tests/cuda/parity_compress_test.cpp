@@ -12,7 +12,7 @@
 #include "kvmeld/cuda/policies/zsmerge.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_compress_test {
 
 TEST_CASE("compress: streaming_llm") { check_policy_once(streaming_llm{}, 24, 1); }
 TEST_CASE("compress: full_cache") { check_compress<float>(full_cache{}, {.dim = 8}, {}, 0, 11); }
@@ -55,5 +55,5 @@ TEST_CASE("compress refuses what it cannot do") {
   CHECK_THROWS_WITH(compress_to({8}), Catch::Contains("cuda compress: expected a workspace of"));
 }
 
-}  // namespace
+}  // namespace parity_compress_test
 }  // namespace kvmeld::cuda

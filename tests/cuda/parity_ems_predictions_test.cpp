@@ -13,7 +13,7 @@
 #endif
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_ems_predictions_test {
 
 /// Heads that decode tokens by a seed, each at its target.
 template <class Scalar>
@@ -185,5 +185,5 @@ TEST_CASE("ems reads keys and values once where its prediction holds, and twice 
 
 #endif
 
-}  // namespace
+}  // namespace parity_ems_predictions_test
 }  // namespace kvmeld::cuda

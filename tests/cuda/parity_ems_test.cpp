@@ -7,7 +7,7 @@
 #include "kvmeld/cuda/policies/ems.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_ems_test {
 
 // Merged keys are no longer exact: ties in steps on codes would go by rounding.
 TEST_CASE("compress: ems") {
@@ -124,5 +124,5 @@ TEST_CASE("step refuses a state without ems's memory") {
       Catch::Contains("cuda ems: expected a state of 726 floats of memory per head, got 7"));
 }
 
-}  // namespace
+}  // namespace parity_ems_test
 }  // namespace kvmeld::cuda

@@ -8,7 +8,7 @@
 #include "cuda/scores_twin.hpp"
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_fold_scores_test {
 
 fold by_scores(fold p = {}) {
   p.pins = fold::pin_rule::scores;
@@ -255,5 +255,5 @@ TEST_CASE("a workspace for fewer queries than were before is refused") {
                     Catch::Contains("bytes (observe_workspace_bytes)"));
 }
 
-}  // namespace
+}  // namespace parity_fold_scores_test
 }  // namespace kvmeld::cuda

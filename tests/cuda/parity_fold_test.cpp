@@ -8,7 +8,7 @@
 #include "kvmeld/cuda/policies/fold.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_fold_test {
 
 TEST_CASE("step: fold") {
   const fold p{.recent = 6, .decode = {.queries = 8}};
@@ -173,5 +173,5 @@ TEST_CASE("step refuses a state without fold's memory") {
                       " floats of memory per head"));
 }
 
-}  // namespace
+}  // namespace parity_fold_test
 }  // namespace kvmeld::cuda

@@ -15,7 +15,7 @@
 #include "kvmeld/cuda/state.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_launches_emulator_test {
 
 /// `plan(rule, cache, state, budgets, memory, stream)`, by default the policy's of a step.
 template <class Policy, class Plan>
@@ -159,5 +159,5 @@ TEST_CASE("a step launches blocks for the slots and the heads of its view alone"
   CHECK(bytes(layer.with_capacity(1025)) < 0.2 * rows);
 }
 
-}  // namespace
+}  // namespace parity_launches_emulator_test
 }  // namespace kvmeld::cuda

@@ -8,7 +8,7 @@
 #include "kvmeld/score/queries.hpp"
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_lookahead_test {
 
 struct lookahead_case {
   index_t tokens, count, dim, group;
@@ -120,5 +120,5 @@ TEST_CASE("lookahead refuses what it cannot move") {
                     "kvmeld: cuda lookahead: expected prompts of one length, got an indptr");
 }
 
-}  // namespace
+}  // namespace parity_lookahead_test
 }  // namespace kvmeld::cuda

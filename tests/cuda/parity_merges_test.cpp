@@ -10,7 +10,7 @@
 #include "kvmeld/cuda/policies/kvmerger.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_merges_test {
 
 TEST_CASE("compress: d2o") { check_policy_once(d2o{}, 24, 101); }
 TEST_CASE("compress: keepkv") {
@@ -93,5 +93,5 @@ TEST_CASE("policies' modes without kernels are refused", "[errors]") {
                     Catch::Contains("cuda ems: expected merge_unrotated=0, got 1"));
 }
 
-}  // namespace
+}  // namespace parity_merges_test
 }  // namespace kvmeld::cuda

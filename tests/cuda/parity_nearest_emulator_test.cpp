@@ -10,7 +10,7 @@
 #include "kvmeld/cuda/policies/keepkv.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_nearest_emulator_test {
 
 /// `right` of the heads' predictions are right.
 template <class Policy>
@@ -66,5 +66,5 @@ TEST_CASE("a step reads keys once where its prediction holds, and twice where it
   }
 }
 
-}  // namespace
+}  // namespace parity_nearest_emulator_test
 }  // namespace kvmeld::cuda

@@ -8,7 +8,7 @@
 #include "kvmeld/cuda/policies/keepkv.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_nearest_test {
 
 /// Joins whatever is nearest, and a moderate budget's heads are unprotected but for the latest.
 const d2o joins{.recent = 0.25F, .sinks = 2};
@@ -229,5 +229,5 @@ TEMPLATE_TEST_CASE("the step's own token goes into its nearest", "", half, bfloa
                               [](auto& x, index_t h, index_t a) { x.kv.column(0, h, a) = 2; });
 }
 
-}  // namespace
+}  // namespace parity_nearest_test
 }  // namespace kvmeld::cuda

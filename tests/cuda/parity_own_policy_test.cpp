@@ -8,7 +8,7 @@
 #include "kvmeld/cuda/policies/h2o.cuh"
 #include "kvmeld/merge/rows.hpp"
 
-namespace {
+namespace parity_own_policy_test {
 
 /// Has the name and members of H2O, and is not H2O.
 struct impostor : kvmeld::h2o {};
@@ -44,15 +44,20 @@ struct oldest_rule : kvmeld::cuda::no_rule {
   }
 };
 
-}  // namespace
+}  // namespace parity_own_policy_test
 
 template <>
-struct kvmeld::cuda::device_policy<oldest> : kvmeld::cuda::evicting_policy {
-  static oldest_rule rule(const oldest&, const attention_spec&) { return {}; }
+struct kvmeld::cuda::device_policy<parity_own_policy_test::oldest> : kvmeld::cuda::evicting_policy {
+  static parity_own_policy_test::oldest_rule rule(const parity_own_policy_test::oldest&,
+                                                  const attention_spec&) {
+    return {};
+  }
 };
 
-namespace kvmeld::cuda {
-namespace {
+namespace parity_own_policy_test {
+
+using namespace kvmeld;
+using namespace kvmeld::cuda;
 
 TEST_CASE("a policy is on the device by its device_policy, not by its name") {
   STATIC_REQUIRE(on_device<h2o>);
@@ -66,5 +71,4 @@ TEST_CASE("a user's policy runs its own rule in step and compress") {
   check_policy(oldest{}, 24, 311);
 }
 
-}  // namespace
-}  // namespace kvmeld::cuda
+}  // namespace parity_own_policy_test

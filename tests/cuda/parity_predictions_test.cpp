@@ -9,7 +9,7 @@
 #include "kvmeld/cuda/policies/keepkv.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_predictions_test {
 
 const d2o joins{.recent = 0.25F, .sinks = 2};
 
@@ -136,5 +136,5 @@ TEMPLATE_TEST_CASE("steps merge into the nearest as the library's do", "", Eigen
       1420);
 }
 
-}  // namespace
+}  // namespace parity_predictions_test
 }  // namespace kvmeld::cuda

@@ -8,18 +8,23 @@
 #include "kvmeld/cuda/workspace.cuh"
 #include "kvmeld/memory/attention_spec.hpp"
 
-namespace {
+namespace parity_refused_models_test {
 
 struct oldest {
   static constexpr std::string_view name() { return "oldest"; }
 };
 
-}  // namespace
+}  // namespace parity_refused_models_test
 
 template <>
-struct kvmeld::cuda::device_policy<oldest> : kvmeld::cuda::evicting_policy {
-  static sum_rule rule(const oldest&, const attention_spec&) { return {}; }
+struct kvmeld::cuda::device_policy<parity_refused_models_test::oldest>
+    : kvmeld::cuda::evicting_policy {
+  static sum_rule rule(const parity_refused_models_test::oldest&, const attention_spec&) {
+    return {};
+  }
 };
+
+namespace parity_refused_models_test {
 
 TEST_CASE("kernels refuse by name what they do not compute", "[errors]") {
   const kvmeld::attention_spec plain =
@@ -49,3 +54,5 @@ TEST_CASE("kernels refuse by name what they do not compute", "[errors]") {
   refuses("window", [](auto& s) { s.window = 512; });
   refuses("value_dim other than key_dim", [](auto& s) { s.value_dim = 4; });
 }
+
+}  // namespace parity_refused_models_test

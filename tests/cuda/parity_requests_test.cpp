@@ -16,7 +16,7 @@
 #include "kvmeld/cuda/state.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_requests_test {
 
 constexpr cache_case four{.heads = 4, .capacity = 41, .dim = 8, .group = 2};
 
@@ -285,5 +285,5 @@ TEST_CASE("pages of any size") {
   CHECK_THROWS_WITH(check(view), Catch::Contains("expected pages for 40 slots, got 9 of 4 slots"));
 }
 
-}  // namespace
+}  // namespace parity_requests_test
 }  // namespace kvmeld::cuda

@@ -19,7 +19,7 @@
 #include "kvmeld/cuda/view.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_serving_test {
 
 TEST_CASE("a step of an engine's own attention is the library's") {
   const cache_case c{.heads = 3, .capacity = 45, .dim = 36, .group = 5, .paged = true};
@@ -177,5 +177,5 @@ TEST_CASE("an engine of three requests, one of them preempted") {
   check_engine(fold{.recent = 4, .decode = {.queries = 4, .stride = 2}}, {20, 24});
 }
 
-}  // namespace
+}  // namespace parity_serving_test
 }  // namespace kvmeld::cuda

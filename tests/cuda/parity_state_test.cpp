@@ -19,7 +19,7 @@
 #include "kvmeld/cuda/state.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_state_test {
 
 constexpr cache_case shape{.heads = 3, .capacity = 41, .dim = 8, .group = 2};
 
@@ -229,5 +229,5 @@ TEST_CASE("state: attend_observe refuses fewer columns and less memory than its 
   CHECK_NOTHROW(observe(sum_rule{}, one));
 }
 
-}  // namespace
+}  // namespace parity_state_test
 }  // namespace kvmeld::cuda

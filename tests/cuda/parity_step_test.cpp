@@ -12,7 +12,7 @@
 #include "kvmeld/cuda/policies/zsmerge.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace parity_step_test {
 
 TEST_CASE("step: streaming_llm") { check_decode(streaming_llm{}, 24, 1); }
 TEST_CASE("step: full_cache") {
@@ -151,5 +151,5 @@ TEST_CASE("step: a head with more slots than the view's capacity is one without 
                     Catch::Contains("expected a capacity of 1 to 9 slots, got 10"));
 }
 
-}  // namespace
+}  // namespace parity_step_test
 }  // namespace kvmeld::cuda

@@ -9,7 +9,7 @@
 #include "kvmeld/cuda/policies/kvmerger/name_runs.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace plan_kernels_emulator_test {
 
 /// Sorts, and counts how often a key is looked at.
 struct sort_alone {
@@ -136,5 +136,5 @@ TEST_CASE("budgets that change between replays stay within their bounds", "[budg
   is(of({24}, {32}, 0), 28, 0);  // where these have no trigger, none has
 }
 
-}  // namespace
+}  // namespace plan_kernels_emulator_test
 }  // namespace kvmeld::cuda

@@ -8,7 +8,7 @@
 #include "oracle/linear.hpp"
 
 namespace kvmeld::cuda {
-namespace {
+namespace ridge_test {
 
 struct ridge_case {
   std::vector<index_t> unknowns;  ///< of each head
@@ -148,5 +148,5 @@ TEST_CASE("a ridge of next to no mass is no less than rounding is worth") {
   }
 }
 
-}  // namespace
+}  // namespace ridge_test
 }  // namespace kvmeld::cuda

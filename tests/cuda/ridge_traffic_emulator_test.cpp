@@ -6,7 +6,7 @@
 #include "cuda/ridge_memory.hpp"
 
 namespace kvmeld::cuda {
-namespace {
+namespace ridge_traffic_emulator_test {
 
 using emulator::traffic;
 
@@ -105,5 +105,5 @@ TEST_CASE("a ridge reads each tile once a product, sectors whole, without bank c
   check_traffic(260, 160, 130, 1);
 }
 
-}  // namespace
+}  // namespace ridge_traffic_emulator_test
 }  // namespace kvmeld::cuda

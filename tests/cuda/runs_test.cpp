@@ -10,7 +10,7 @@
 #include "kvmeld/cuda/policies/kvmerger/name_runs.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace runs_test {
 
 constexpr index_t fresh = detail::keep_evict_partition::fresh;
 constexpr index_t evicted = detail::keep_evict_partition::evicted;
@@ -213,5 +213,5 @@ TEST_CASE("a row of very many sources is weighed by a block, others by a warp ea
   }
 }
 
-}  // namespace
+}  // namespace runs_test
 }  // namespace kvmeld::cuda

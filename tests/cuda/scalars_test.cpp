@@ -5,7 +5,7 @@
 #include "kvmeld/cuda/device/device.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace scalars_test {
 
 TEST_CASE("16-bit scalars convert both ways, rounding to nearest even") {
   for (std::uint32_t bits = 0; bits < 0x10000U; ++bits) {
@@ -28,5 +28,5 @@ TEST_CASE("16-bit scalars convert both ways, rounding to nearest even") {
   CHECK(from_float<bfloat16>(259.0F).bits == from_float<bfloat16>(260.0F).bits);
 }
 
-}  // namespace
+}  // namespace scalars_test
 }  // namespace kvmeld::cuda

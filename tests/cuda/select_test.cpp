@@ -11,7 +11,7 @@
 #include "kvmeld/cuda/policies/evicting_rules.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace select_test {
 
 struct device_plan {
   device_buffer<index_t> rows, begin;
@@ -173,5 +173,5 @@ TEST_CASE("select gives heads with budgets of their own what one for all gives")
   }
 }
 
-}  // namespace
+}  // namespace select_test
 }  // namespace kvmeld::cuda

@@ -10,7 +10,7 @@
 #include "kvmeld/cuda/device/block_sort.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace sort_test {
 
 struct sort_and_rank {
   static constexpr index_t threads = 256;
@@ -155,5 +155,5 @@ TEST_CASE("a list is divided into its highest and the others") {
   }
 }
 
-}  // namespace
+}  // namespace sort_test
 }  // namespace kvmeld::cuda

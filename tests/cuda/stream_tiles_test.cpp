@@ -8,7 +8,7 @@
 #include "cuda/device_cache.hpp"
 
 namespace kvmeld::cuda {
-namespace {
+namespace stream_tiles_test {
 
 /// Tiles of 64 columns, each from a position of its own on, some of them wanted.
 struct walk_all {
@@ -69,5 +69,5 @@ TEST_CASE("a walk over many tiles comes to every one that is wanted") {
   }
 }
 
-}  // namespace
+}  // namespace stream_tiles_test
 }  // namespace kvmeld::cuda

@@ -9,7 +9,7 @@
 #include "cuda/device_cache.hpp"
 
 namespace kvmeld::cuda {
-namespace {
+namespace tile_cholesky_test {
 
 using tile = detail::tile_cholesky;
 constexpr index_t side = tile::side;
@@ -129,5 +129,5 @@ TEST_CASE("a pivot that is nothing but rounding loses its column, in its block a
   }
 }
 
-}  // namespace
+}  // namespace tile_cholesky_test
 }  // namespace kvmeld::cuda

@@ -6,7 +6,7 @@
 #include "kvmeld/cuda/device/device.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace traffic_emulator_test {
 
 using emulator::traffic;
 
@@ -129,5 +129,5 @@ TEST_CASE("only what runs while it counts is counted, by the innermost") {
   CHECK(outer.others().loaded.bytes == 640);
 }
 
-}  // namespace
+}  // namespace traffic_emulator_test
 }  // namespace kvmeld::cuda

@@ -7,7 +7,7 @@
 #include "kvmeld/cuda/device/device.cuh"
 
 namespace kvmeld::cuda {
-namespace {
+namespace words_emulator_test {
 
 using Catch::Matchers::Contains;
 
@@ -86,5 +86,5 @@ TEST_CASE("the lesser of each of two pairs, zeros and negative numbers among the
   }
 }
 
-}  // namespace
+}  // namespace words_emulator_test
 }  // namespace kvmeld::cuda
