@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Heads, rows and budgets that a compressor refuses, and nothing has changed after it.
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <limits>
 #include <sstream>
 #include <string>
@@ -156,6 +157,10 @@ TEST_CASE("null is refused by every call that takes rows or lists", "[errors]") 
     (void)kvmeld::queries(m.queries, model::tokens, m.kv.spec())
         .with_log_sum_exp(null(6 * model::tokens));
   });
+  m.refuses("queries: expected hidden_norm, got null", [&] {
+    (void)kvmeld::queries(m.queries, model::tokens, m.kv.spec())
+        .with_hidden_norm(null(model::tokens));
+  });
   const std::vector<float> p(3 * 2 * 12, 0.1F);
   m.refuses("probabilities [heads, group, stride], got null",
             [&] { m.meld.observe(all, {.probabilities = null(3 * 2 * 12)}); });
@@ -209,6 +214,15 @@ TEST_CASE("short extents and memory of others are refused by every call", "[erro
     (void)kvmeld::queries(m.queries, model::tokens, m.kv.spec())
         .with_log_sum_exp(first(m.queries, 83));
   });
+  const kvmeld::queries asked(m.queries, model::tokens, m.kv.spec());
+  m.refuses("queries: expected hidden_norm [14], got 13 floats",
+            [&] { (void)asked.with_hidden_norm(first(m.queries, 13)); });
+  for (const float norm : {0.0F, -1.0F, std::nanf(""), std::numeric_limits<float>::infinity()}) {
+    std::vector<float> norms(model::tokens, 1.0F);
+    norms.back() = norm;
+    m.refuses("queries: expected finite hidden_norm above 0",
+              [&] { (void)asked.with_hidden_norm(norms); });
+  }
   // What is written must not lie in what is read, as by a buffer that is used twice.
   std::vector<float> rows = normal(48);
   const std::span<float> out = std::span(rows).subspan(16, 16);

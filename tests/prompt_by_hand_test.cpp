@@ -203,6 +203,28 @@ TEST_CASE("kvzip: a second reading is taken away again before the prompt ends") 
   }
 }
 
+TEST_CASE("kvzip+: a compressor scores by the norms that come with the queries") {
+  two_caches x;
+  const index_t dim = 16, rows = 5;
+  const auto output = normal(rows * 2 * dim);
+  const kvmeld::kvzip p{.plus = true, .output = {output.data(), rows, 2 * dim}};
+  kvmeld::compressor meld(x.theirs, p, budget{.slots = 20});
+  std::vector<float> norms(40);
+  std::ranges::generate(norms, [n = 0.5F]() mutable { return n += 0.25F; });
+  const kvmeld::queries asked = x.append(0, 40);
+  CHECK_THROWS_WITH(meld.prompt(x.theirs.heads(0, 0), asked),
+                    Catch::Contains("kvzip: plus=1: expected the queries' hidden_norm, got none"));
+  meld.prompt(x.theirs.heads(0, 0), asked.with_hidden_norm(norms));
+  for (index_t h = 0; h < 2; ++h) {
+    auto state = kvmeld::make_head_state(p, x.by_hand.head(h));
+    kvmeld::query_view<float> own{
+        .data = x.q.data() + h * 2 * dim, .count = 40, .group = dim, .row = 4 * dim};
+    own.hidden_norm = norms.data();
+    kvmeld::observe(p, x.by_hand.head(h), state, own);
+    expect_same(x.theirs.head(h), meld.state(h), x.by_hand.head(h), state);
+  }
+}
+
 TEST_CASE("observe_prompt refuses what observe does, whatever the policy takes of a prompt") {
   two_caches x;
   (void)x.append(0, 5);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>  // std::min
+#include <cmath>      // std::isfinite
 #include <cstddef>    // std::ptrdiff_t
 #include <span>
 #include <vector>
@@ -184,6 +185,20 @@ class queries {
     return q;
   }
 
+  /// The same with the Euclidean norm of each token's input to the layer's attention, `[tokens]`,
+  /// which `kvzip` with `plus` divides by. Refused: another number of floats, any not above 0.
+  queries with_hidden_norm(std::span<const float> hidden_norm) const {
+    expects(hidden_norm.size() == as_size(tokens_), "queries: expected hidden_norm [", tokens_,
+            "], got ", hidden_norm.size(), " floats");
+    expects(tokens_ == 0 || hidden_norm.data() != nullptr,
+            "queries: expected hidden_norm, got null");
+    expects(std::ranges::all_of(hidden_norm, [](float x) { return x > 0 && std::isfinite(x); }),
+            "queries: expected finite hidden_norm above 0, got others");
+    queries q = *this;
+    q.hidden_norm_ = hidden_norm;
+    return q;
+  }
+
   /// Tokens that there are queries of, and the shape of one token's: `[kv_heads, group, dim]`.
   /// @{
   index_t tokens() const { return tokens_; }
@@ -206,6 +221,7 @@ class queries {
       if (!log_sum_exp_.empty()) {
         view.log_sum_exp = log_sum_exp_.data() + std::ptrdiff_t{h} * group_ * tokens_;
       }
+      view.hidden_norm = hidden_norm_.data();
       return f(view);
     });
   }
@@ -215,7 +231,7 @@ class queries {
 
   any_span rows_;
   index_t tokens_, heads_, group_, dim_;
-  std::span<const float> log_sum_exp_;
+  std::span<const float> log_sum_exp_, hidden_norm_;
 };
 
 }  // namespace kvmeld::inline v0
