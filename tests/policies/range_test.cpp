@@ -30,17 +30,24 @@ bool is_finite(const kvmeld::kv_head auto& head) {
   return std::ranges::all_of(fixtures::bytes_of(head), [](float x) { return std::isfinite(x); });
 }
 
-/// A prompt and steps, keys and values of these sizes. Where tokens are `alike` but for a tenth,
-/// sums of them grow; else what is fitted to them does.
-template <class Storage>
-void check_finite(const kvmeld::any_policy& policy, bool alike, float key_size, float value_size) {
+/// A prompt and steps, keys and values as held of these sizes. Where tokens are `alike` but for a
+/// tenth, sums of them grow; else what is fitted to them does.
+void check_finite(const kvmeld::any_policy& policy, const kvmeld::storage_pair& type, bool alike,
+                  float key_size, float value_size) {
   streams::restart();
-  fixtures::cache<Storage> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 90}};
+  const fixtures::cache_shape shape{.heads = 1, .group = group, .dim = dim};
+  kvmeld::cache kv(shape.spec(), {.capacity = 90, .keys = type.keys, .values = type.values});
   auto state = fixtures::make_state(policy, kv);
   const auto one = normal(dim), q = normal(prompt * group * dim);
   const auto token = [&](float size) { return large(alike ? one : normal(dim), size); };
+  const auto value = [&] {
+    auto x = token(value_size);
+    kv.head(0).rotates_values() ? kvmeld::detail::hadamard(x.data(), dim) : void();
+    return x;
+  };
   for (index_t t = 0; t < prompt; ++t) {
-    kv.append(0, token(key_size), token(value_size));
+    const auto key = token(key_size);
+    kv.append(kv.heads(0, 0), key, value(), 1);
   }
   REQUIRE(is_finite(kv.head(0)));
   fixtures::compress(policy, kv, state, kvmeld::prompt_queries(q.data(), prompt, 1, group, dim),
@@ -51,8 +58,8 @@ void check_finite(const kvmeld::any_policy& policy, bool alike, float key_size, 
   for (index_t t = 0;
        t < std::min(steps, kv.head(0).capacity() - kv.head(0).length()) && policy.supports_decode();
        ++t) {
-    fixtures::step(policy, kv, state, {normal(group * dim), token(key_size), token(value_size)},
-                   most, out);
+    const auto q_now = normal(group * dim), key = token(key_size), v = value();
+    fixtures::step(policy, kv, state, {q_now, key, v}, most, out);
     REQUIRE(is_finite(kv.head(0)));
   }
 }
@@ -65,18 +72,21 @@ std::vector<fixtures::example> policies() {
 }
 
 TEST_CASE("finite keys and values stay so under every policy, up to the end of every storage",
-          "[half][q8_0]") {
+          "[half][q8_0][q4_0]") {
+  using kvmeld::storage;
   for (const auto& example : policies()) {
     for (const bool keys : {false, true}) {
       for (const bool alike : {false, true}) {
         CAPTURE(example.name, keys, alike);
-        const auto check = [&]<class Storage>(Storage, float size) {
-          check_finite<Storage>(example.policy, alike, keys ? size : 1, size);
+        const auto check = [&](const kvmeld::storage_pair& type, float of_k, float of_v) {
+          check_finite(example.policy, type, alike, keys ? of_k : 1, of_v);
         };
-        check(Eigen::half(), 6.4e4F);
-        check(Eigen::bfloat16(), 6.4e4F);
-        check(kvmeld::q8_0(), 8e6F);
-        check(float(), 8e6F);
+        check(storage::f16, 6.4e4F, 6.4e4F);
+        check(storage::bf16, 6.4e4F, 6.4e4F);
+        check(storage::q8_0, 8e6F, 8e6F);
+        check(storage::f32, 8e6F, 8e6F);
+        check(storage::q4_0, 5.2e5F, 5.2e5F);
+        check({storage::q8_0, storage::q4_0}, 8e6F, 5.2e5F);
       }
     }
   }
