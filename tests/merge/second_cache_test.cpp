@@ -21,8 +21,7 @@ fixtures::cache<q8_0> in_q8_0(fixtures::cache<float>& from) {
 }
 
 /// A plan that a policy makes of a head.
-merge_plan plan_of(const kvmeld::any_policy& policy, const fixtures::head_view<float>& head,
-                   index_t target) {
+merge_plan plan_of(const kvmeld::any_policy& policy, const kvmeld::head_ref& head, index_t target) {
   auto state = kvmeld::make_head_state(policy, head);
   const fixtures::queries queries(head.length(), head.group(), head.dim());
   observe(policy, head, state, queries.view());
@@ -92,6 +91,28 @@ TEST_CASE("a draft model's cache follows the plans of the model", "[second]") {
     }
   }
   CHECK_THROWS_WITH(apply(plan, draft.head(0)), Catch::Contains("a plan of"));
+}
+
+TEST_CASE("corrections of values are refused where these are held rotated, or no longer are",
+          "[second][q4_0][errors]") {
+  auto kv = fixtures::random_cache(50, 32, 2);
+  kvmeld::cache rotated(kv.spec(), {.capacity = 51, .values = kvmeld::storage::q4_0});
+  kvmeld::detail::copy_slots(kv.head(0), rotated.head(0));
+  const auto refuses = [](const merge_plan& plan, const kvmeld::head_ref& head, const char* why) {
+    const auto bytes = fixtures::bytes_of(head);
+    CHECK_THROWS_WITH(apply(plan, head), Catch::Contains(why));
+    CHECK(fixtures::bytes_of(head) == bytes);
+  };
+  const kvmeld::attention_matching policy{.recent = 4};
+  merge_plan plan = plan_of(policy, kv.head(0), 20);
+  const merge_plan of_rotated = plan_of(policy, rotated.head(0), 20);
+  refuses(plan, rotated.head(0),
+          "apply: expected corrections of values held rotated, got those of un-rotated ones");
+  refuses(of_rotated, kv.head(0),
+          "apply: expected corrections of values held un-rotated, got those of rotated ones");
+  plan.clear_corrections();
+  CHECK_NOTHROW(apply(plan, kv.head(0)));
+  CHECK_NOTHROW(apply(of_rotated, rotated.head(0)));
 }
 
 }  // namespace second_cache_test

@@ -134,6 +134,10 @@ inline void expect_applies(const merge_plan& plan, const head_ref& head, const h
             ", got ", got);
   };
   expect("key", head.dim(), plan.key_dim()), expect("value", head.value_dim(), plan.value_dim());
+  const bool rotated = head.rotates_values();
+  expects(plan.value_dim() == 0 || plan.for_rotated_values().value_or(rotated) == rotated,
+          "apply: expected corrections of values held ", rotated ? "rotated" : "un-rotated",
+          ", got those of ", rotated ? "un-rotated" : "rotated", " ones");
   check(plan);
   state.expect_capacity(head.length());
   for (index_t r = 0; r < plan.rows(); ++r) {
@@ -238,8 +242,8 @@ inline void apply(const slot_removal& d, const head_ref& head, head_state& state
 }
 
 /// The same plan or removal on a second cache, which no policy keeps a state for: a draft
-/// model's, or the same rows in another storage (corrections of values: of one that rotates them as
-/// the plan's does).
+/// model's, or the same rows in another storage. Refused too: corrections of values where one of
+/// the two storages holds them rotated.
 template <class Change>
 inline void apply(const Change& change, const head_ref& head) {
   head_state none({}, 0, head.length());

@@ -59,6 +59,7 @@ void append_only(const merge_plan& plan, const kv_head auto& head, index_t fixed
   }
   if (!plan.value_corrections().empty()) {
     out.correct_values(values, plan.value_dim());
+    out.set_for_rotated_values(plan.for_rotated_values());
   }
   out.set_measured(plan.measured());
 }

@@ -106,7 +106,12 @@ class merge_plan {
     for (correction* delta : {&keys_, &values_}) {
       delta->all.clear(), delta->dim = 0;
     }
+    for_rotated_values_.reset();
   }
+  /// Are the corrections of values for a head that holds them rotated (`rotates_values`)? `plan`
+  /// says; none: not known, as of corrections made by hand.
+  std::optional<bool> for_rotated_values() const { return for_rotated_values_; }
+  void set_for_rotated_values(std::optional<bool> rotated) { for_rotated_values_ = rotated; }
 
   /// Nothing is added to row `r`.
   void clear_corrections(index_t r) {
@@ -158,6 +163,7 @@ class merge_plan {
   std::vector<float> log_mass_;           // [rows]
   correction keys_, values_;
   std::optional<float> measured_;
+  std::optional<bool> for_rotated_values_;
   // Repeats are found as sources are added, so that `check` needs no scratch and only reads.
   static constexpr auto no_repeat = std::numeric_limits<std::size_t>::max();
   std::vector<char> is_source_;           // [length]

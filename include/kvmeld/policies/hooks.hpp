@@ -243,6 +243,7 @@ void plan(const P& p, const head_ref& head, const head_state& state,
     return;
   }
   hooks(p).plan(head, state, queries, target, work, out);
+  out.set_for_rotated_values(head.rotates_values());
   merge::keep_in_range(head, out);
 }
 
@@ -255,8 +256,7 @@ void plan(const P& p, const head_ref& head, const head_state& state, index_t tar
 
 namespace detail {
 
-/// A state for another policy has numbers that mean something else. To go on with another policy is
-/// to make a state for it, and to measure what remains.
+/// Another policy's numbers mean something else: to go on, make a state and measure what remains.
 template <policy P>
 void expect_policy(const P& p, const head_state& state) {
   expects(state.policy() == p.name(), p.name(), ": expected a state for ", p.name(),
