@@ -119,27 +119,32 @@ TEST_CASE("merges in every storage stay near those in float", "[half][q8_0]") {
   // In units of the storage's rounding, half of its last place. Most policies round each merge, and
   // what a slot held before weighs less and less, or the weights are of few tokens. Those named
   // here have slots that take in token after token: their roundings add up.
-  const std::map<std::string, double> roundings = {
-      {"ems", 16},     {"keepkv", 32},          {"keepkv code", 48},
-      {"fold", 32},    {"fold by scores", 40},  {"centroids", 64},
-      {"cam", 200},    {"d2o that counts", 48}, {"ems un-rotated", 32},
-      {"massfold", 24}};
+  // In 4 bits fewer of them add up; its bounds are 1.5 times what was seen.
+  struct bounds {
+    double most = 3, in_4_bits = 2.2;
+  };
+  const std::map<std::string, bounds> roundings = {
+      {"ems", {16, 4.5}},      {"keepkv", {32, 4.6}},        {"keepkv code", {48, 4.2}},
+      {"fold", {32, 11.5}},    {"fold by scores", {40, 40}}, {"centroids", {64, 11}},
+      {"cam", {200, 8.6}},     {"d2o that counts", {48, 9}}, {"ems un-rotated", {32, 21}},
+      {"massfold", {24, 10.2}}};
   for (const auto& example : fixtures::every_policy()) {
     if (!example.policy.supports_decode() || !example.policy.evicts()) {
       continue;
     }
     const auto named = roundings.find(example.name);
-    const double bound = named == roundings.end() ? 3 : named->second;
+    const bounds bound = named == roundings.end() ? bounds{} : named->second;
     for (const float first : {1.0F, 0.0F}) {
-      const auto check = [&](const off& of, double unit) {
+      const auto check = [&](const off& of, double unit, double most) {
         CAPTURE(example.name, first, unit);
-        CHECK(of.row <= bound * unit);
+        CHECK(of.row <= most * unit);
         CHECK(of.log_mass == 0);
       };
-      check(drift<Eigen::half>(example.policy, first), 0x1p-11);
-      check(drift<Eigen::bfloat16>(example.policy, first), 0x1p-8);
-      check(drift<kvmeld::q8_0>(example.policy, first), 1.0 / 254);
-      check(drift<kvmeld::q4_0>(example.policy, first), 1.0 / 8);  // at the end without a code
+      check(drift<Eigen::half>(example.policy, first), 0x1p-11, bound.most);
+      check(drift<Eigen::bfloat16>(example.policy, first), 0x1p-8, bound.most);
+      check(drift<kvmeld::q8_0>(example.policy, first), 1.0 / 254, bound.most);
+      // At the end without a code.
+      check(drift<kvmeld::q4_0>(example.policy, first), 1.0 / 8, bound.in_4_bits);
     }
   }
 }
