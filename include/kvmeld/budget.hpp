@@ -18,6 +18,7 @@ struct budget {
   index_t slack = 0;       ///< slots beside these that decoding may fill before it evicts
   bool is_shared = false;  ///< `slots` are a head's on average, divided over the model by scores
   bool by_layer = false;   ///< shared, and equal for the heads of a layer
+  bool alike = false;      ///< by layer, and its heads keep the same tokens
 
   /// `slots` a head on average, divided over all heads of the model by one threshold over their
   /// scores; `slack` more for each after the prompt.
@@ -28,6 +29,12 @@ struct budget {
   /// have one page table, or one length, for a layer.
   static constexpr budget shared_by_layer(index_t slots, index_t slack = 0) {
     return {slots, 0, slack, true, true};
+  }
+  /// The same with the same tokens for all heads of a layer, which rank them by the mean of their
+  /// scores, in decode as well: for engines that move a layer's rows by one list. For policies that
+  /// evict by a score alone: of merged slots each head has its own.
+  static constexpr budget same_tokens(index_t slots, index_t slack = 0) {
+    return {slots, 0, slack, true, true, true};
   }
 
   /// Slots at which a head is compressed; for a budget of all positions, that many.

@@ -100,6 +100,8 @@ class compressor : private detail::request_calls<P> {
     for (index_t i = 0; i < heads.count(); ++i) {
       this->expect_compress(heads[i]);
     }
+    this->expect_alike("compress", heads);
+    this->average(heads);
     lease work(this->pool_, run.workers());
     run(heads.count(), [&](index_t i, index_t worker) {
       this->to_limit(heads[i], work[worker]);
@@ -115,7 +117,8 @@ class compressor : private detail::request_calls<P> {
   /// One token of the heads chosen: append, attend, observe, return to the budget. `in`: rows of
   /// the heads, in their order; `out [heads, group, value_dim]`. Refused: sizes that do not match,
   /// null, no room for the token, a prompt that has not ended, a policy that compresses prompts
-  /// only; `not_finite`: see above.
+  /// only; of heads that keep the same tokens others than whole layers, and a layer after its
+  /// `not_finite`, until `clear`; `not_finite`: see above.
   template <executor E = serial>
   void step(const head_selection& heads, const step_input& in, std::span<float> out,
             const E& run = {}) {
@@ -134,6 +137,7 @@ class compressor : private detail::request_calls<P> {
       float* const to = out.data() + std::ptrdiff_t{i} * group * of_v;
       of(h).not_finite = !this->step_head(h, kv_.head(h), work[worker], q, k, v, to);
     });
+    this->evict_alike(heads, work[0]);
     this->expect_finite_steps(heads);
   }
 

@@ -191,4 +191,33 @@ inline std::vector<int> composite_budgets(const std::vector<mat>& scores, int to
   return global_budgets(composite, total, most);
 }
 
+/// The same tokens for the heads of a layer, `scores` [layers][heads][slots]: the score of a slot
+/// is the mean of the heads', [layers][slots]; NaN where one of them is.
+inline mat mean_scores(const std::vector<mat>& scores) {
+  mat all;
+  for (const mat& layer : scores) {
+    vec mean(layer.front().size());
+    for (std::size_t s = 0; s < mean.size(); ++s) {
+      for (const vec& head : layer) mean[s] += head[s];
+      mean[s] /= static_cast<double>(layer.size());
+    }
+    all.push_back(mean);
+  }
+  return all;
+}
+
+/// Of slots with these scores, in ascending order: the first `sinks`, the last `recent`, then the
+/// highest until there are `target`; ties to the lower slot, NaN last.
+inline std::vector<std::size_t> kept_slots(const vec& score, int sinks, int recent, int target) {
+  std::vector<std::size_t> kept, others;
+  for (std::size_t s = 0; s < score.size(); ++s) {
+    const int at = static_cast<int>(s), n = static_cast<int>(score.size());
+    (at < sinks || at >= n - recent ? kept : others).push_back(s);
+  }
+  for (const std::size_t s : top(score, others, static_cast<std::size_t>(target) - kept.size()))
+    kept.push_back(s);
+  std::sort(kept.begin(), kept.end());
+  return kept;
+}
+
 }  // namespace oracle

@@ -22,7 +22,7 @@ template <policy P>
 class compressor_base : protected head_policies<P> {
  protected:
   using base = head_policies<P>;
-  using base::kv_, base::policy_of, base::by_policy, base::slots_of, base::shares;
+  using base::kv_, base::policy_of, base::by_policy, base::slots_of, base::shares, base::is_cut;
   using lease = workspace_pool::lease;
 
   /// What is kept of one head.
@@ -125,6 +125,35 @@ class compressor_base : protected head_policies<P> {
     expects(drafts_[as_size(request)].empty(), call, ": expected accept first, got a draft");
   }
 
+  /// Refused where heads of a layer keep the same tokens: others than those of whole layers in
+  /// their order, and other tokens than those of the layer's first head.
+  void expect_alike(const char* call, const head_selection& heads) const {
+    const index_t n = this->alike_ ? kv_.head(0).spec().kv_heads : 0;
+    for (index_t i = 0; i < heads.count() && n > 0; ++i) {
+      const index_t h = heads[i], first = h - h % n;
+      const head_ref own = kv_.head(h), like = kv_.head(first);
+      bool same = heads.count() % n == 0 && heads[i - i % n] + i % n == h && h % n == i % n &&
+                  own.length() == like.length() && own.next_position() == like.next_position();
+      for (index_t s = 0; same && s < own.length(); ++s) {
+        same = own.position(s) == like.position(s);
+      }
+      expects(same || is_cut(h), call, ": expected all heads of each layer, with the same tokens, ",
+              "got head ", h, " without head ", first, "'s");
+    }
+  }
+  /// Heads of a layer that keep the same tokens get the mean of their scores; once more, the same.
+  void average(const head_selection& heads) {
+    const index_t n = this->alike_ ? kv_.head(0).spec().kv_heads : 0;
+    for (index_t i = 0; i < heads.count() && n > 0; i += n) {
+      if (this->alike(heads[i])) {
+        average_scores(n, [&](index_t k) -> head_state& {
+          of(heads[i + k]).state.extend(seen(heads[i + k]).head().length());
+          return of(heads[i + k]).state;
+        });
+      }
+    }
+  }
+
   /// Slots that each of a request's heads is brought to after its prompt.
   std::vector<index_t> prompt_slots(const std::vector<index_t>& heads) {
     std::vector<index_t> slots, sharing;
@@ -135,6 +164,8 @@ class compressor_base : protected head_policies<P> {
         sharing.push_back(h);
       }
     }
+    expect_alike("end_prompt", heads);
+    average(heads);
     if (!sharing.empty()) {
       const std::vector<index_t> divided = divide(sharing, slots_of(sharing.front()));
       for (std::size_t i = 0, next = 0; i < heads.size(); ++i) {

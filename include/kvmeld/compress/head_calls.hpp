@@ -2,6 +2,8 @@
 /// What a compressor does with one head.
 #pragma once
 
+#include <limits>  // std::numeric_limits
+
 #include "kvmeld/compress/compressor_base.hpp"
 #include "kvmeld/compress/held_queries.hpp"
 #include "kvmeld/compress/one_head.hpp"
@@ -27,6 +29,8 @@ class head_calls : protected compressor_base<P> {
   /// Plans a head's prompt on what was kept of its queries, and holds it to `slots` from now on.
   /// A policy that throws once its plan was carried out has ended the prompt.
   void finish(index_t h, index_t slots, workspace& work);
+  /// After a step: evicts where heads of a layer keep the same tokens, once all have made it.
+  void evict_alike(const head_selection& heads, workspace& work);
 };
 
 // Not in the class: what is inline is compiled by every file, `extern template` or not.
@@ -36,10 +40,14 @@ bool head_calls<P>::step_head(index_t h, const head_ref& head, workspace& work, 
                               const float* k, const float* v, float* out) {
   one_head& one = of(h);
   const leaving keeps{one, head};
+  budget limit = one.limit;
+  if (this->alike(h)) {
+    limit.trigger = std::numeric_limits<index_t>::max();  // `evict_alike` follows
+  }
   return by_policy(h, [&](const auto& p) {
     return one.sealed == 0
-               ? try_step(p, head, one.state, work, q, k, v, one.limit, out)
-               : try_sealed_step(p, head, one.sealed, one.state, work, q, k, v, one.limit, out);
+               ? try_step(p, head, one.state, work, q, k, v, limit, out)
+               : try_sealed_step(p, head, one.sealed, one.state, work, q, k, v, limit, out);
   });
 }
 
@@ -88,6 +96,24 @@ void head_calls<P>::finish(index_t h, index_t slots, workspace& work) {
   by_seen([&](const auto& p, const head_ref& head) {
     hooks(p).after_compress(head, one.state, slots);
   });
+}
+
+template <policy P>
+void head_calls<P>::evict_alike(const head_selection& heads, workspace& work) {
+  const index_t n = this->alike_ ? kv_.head(0).spec().kv_heads : 0;
+  for (index_t i = 0; i < heads.count() && n > 0; i += n) {
+    const index_t first = heads[i], length = kv_.head(first).length();
+    bool all = of(first).limit.reached(length - of(first).sealed);
+    for (index_t h = first; h < first + n; ++h) {
+      all = all && kv_.head(h).length() == length;
+    }
+    if (all) {
+      this->average(head_range{first, n});
+    }
+    for (index_t h = first; h < first + n && all; ++h) {
+      to_limit(h, work);
+    }
+  }
 }
 
 }  // namespace kvmeld::inline v0::detail

@@ -55,7 +55,8 @@ class head_policies {
       expects(!b.is_shared || budgets.size() == 1,
               "compressor: expected one shared budget for all heads, got ", budgets.size());
       traits::validate(p);
-      policies_.push_back(b.is_shared ? for_shared(p, b.slots, b.slack) : p);
+      policies_.push_back(b.is_shared ? for_shared(p, b.slots, b.slack, b.alike) : p);
+      alike_ = b.is_shared && b.alike && head.spec().kv_heads > 1;
       cuts_.push_back(std::nullopt);
       check_head(policies_.back(), b, given, head);
     }
@@ -73,6 +74,8 @@ class head_policies {
   bool shares(index_t h) const { return !is_cut(h) && budget_of(h).is_shared; }
   /// Are they equal for the heads of a layer?
   bool shares_by_layer(index_t h) const { return shares(h) && budget_of(h).by_layer; }
+  /// Do they keep the same tokens?
+  bool alike(index_t h) const { return alike_ && !is_cut(h); }
   /// Slots that a prompt of head `h` is brought to, unless it shares them.
   index_t slots_of(index_t h) const {
     return is_cut(h) ? kv_.head(h).spec().window : budget_of(h).slots;
@@ -125,6 +128,7 @@ class head_policies {
   }
 
   cache_ref kv_;
+  bool alike_ = false;  // do heads of layers without a window keep the same tokens?
 
  private:
   const budget& budget_of(index_t head) const { return budgets_[as_size(kv_.in_request(head))]; }

@@ -22,6 +22,7 @@ class request_calls : protected seal_calls<P> {
 
   /// Refused: heads that cannot make a step.
   void expect_tokens(const head_selection& heads) const {
+    this->expect_alike("step", heads);
     for (index_t i = 0; i < heads.count(); ++i) {
       const index_t h = heads[i];
       this->expect_left("step", h);
@@ -40,6 +41,7 @@ class request_calls : protected seal_calls<P> {
     expects(tokens > 0 && heads.count() > 0, "draft: expected at least 1 token and head, got ",
             tokens, " and ", heads.count());
     this->expect_rows("draft", heads, in, out, tokens);
+    this->expect_alike("draft", heads);
     const index_t request = kv_.request_of(heads[0]);
     auto& drafts = drafts_[as_size(request)];
     for (index_t i = 0; i < heads.count(); ++i) {
@@ -111,6 +113,7 @@ class request_calls : protected seal_calls<P> {
           (void)this->step_head(h, kv_.head(h), work[0], q, k, v, out.data());
           q += std::ptrdiff_t{any.group()} * any.dim(), k += any.dim(), v += any.own_value_dim();
         }
+        this->evict_alike(d.heads, work[0]);
       }
     }
   }

@@ -45,18 +45,40 @@ struct shared_slots {
 };
 
 /// The policy as it is where heads share `slots` each on average and have `slack` beside them.
-/// Refused: a policy without a score per slot (`unsupported`), fewer slots than it can share.
+/// Refused: a policy without a score per slot, or for the same tokens (`alike`) one that does not
+/// evict by its score alone (`unsupported`); fewer slots than it can share.
 template <class P>
-P for_shared(P p, index_t slots, index_t slack = 0) {
+P for_shared(P p, index_t slots, index_t slack = 0, bool alike = false) {
   constexpr bool scores = !requires { requires !P::scores_prompts; };
   expects(errc::unsupported, scores && !traits::slot_stats(p).empty(), p.name(),
           ": expected a policy with a score per slot for shared budgets, got one without");
   if constexpr (requires { p.visit([](auto&) {}); }) {
-    p.visit([&](auto& one) { one = for_shared(one, slots, slack); });
-  } else if constexpr (requires { p.sharing(slots, slack); }) {
+    p.visit([&](auto& one) { one = for_shared(one, slots, slack, alike); });
+    return p;
+  }
+  expects(errc::unsupported, !alike || !detail::makes_plans<const P>, p.name(),
+          ": expected a policy that evicts by a score alone for the same tokens, got another");
+  if constexpr (requires { p.sharing(slots, slack); }) {
     p = p.sharing(slots, slack);
   }
   return p;
+}
+
+/// Gives each of `heads` states of equal length, `state(i)`, the mean of their columns: heads of
+/// the same tokens then evict the same. NaN of one is NaN of all.
+void average_scores(index_t heads, const auto& state) {
+  for (index_t c = 0; c < state(0).slot_stats(); ++c) {
+    const std::span<float> mean = state(0).column(c);
+    for (index_t i = 1; i < heads; ++i) {
+      const std::span<const float> own = state(i).column(c);
+      for (std::size_t s = 0; s < mean.size(); ++s) {
+        mean[s] += (own[s] - mean[s]) / static_cast<float>(i + 1);
+      }
+    }
+    for (index_t i = 1; i < heads; ++i) {
+      std::ranges::copy(mean, state(i).column(c).begin());
+    }
+  }
 }
 
 /// Adds the scores of a head's slots that may be shared out to the end of `scores`, in slot order:
