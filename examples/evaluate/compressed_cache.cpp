@@ -75,6 +75,13 @@ compressed_cache::compressed_cache(const contender& c, const prompt& p)
     : kv_(std::make_unique<kvmeld::cache>(p.cache())) {
   auto states = states_of(c, p, *kv_);
   const std::vector<index_t> full = full_heads(*kv_);
+  const std::size_t each = as_size(kv_->kv_heads());
+  for (std::size_t i = 0; c.budgets == budget_allocation::same_tokens && i < full.size();
+       i += each) {
+    kvmeld::average_scores(kv_->kv_heads(), [&](index_t head) -> kvmeld::head_state& {
+      return states[i + as_size(head)];
+    });
+  }
   const auto slots = allocate_slots(c, p.tokens, states, count_of(full) / kv_->kv_heads());
   compress(c, p, *kv_, states, slots);
   if (c.storage != storage::f32) {

@@ -40,7 +40,8 @@ std::vector<float> scores_of(std::span<const kvmeld::head_state> heads, index_t 
   return scores;
 }
 
-/// As `budget::shared_by_layer` divides: one threshold over the layers' composite scores.
+/// As `budget::shared_by_layer` divides: one threshold over the layers' composite scores, which are
+/// the mean scores of heads that keep the same tokens.
 std::vector<index_t> composite_budgets(const contender& c, index_t tokens,
                                        std::span<const kvmeld::head_state> measured,
                                        index_t heads) {
@@ -127,6 +128,7 @@ std::vector<index_t> allocate_slots(const contender& c, index_t tokens,
       break;
     }
     case budget_allocation::composite:
+    case budget_allocation::same_tokens:
       return composite_budgets(c, tokens, measured, static_cast<index_t>(heads));
     case budget_allocation::global:
     case budget_allocation::profile:

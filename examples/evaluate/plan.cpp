@@ -140,7 +140,8 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
                                   : detail::refusal_of(chosen.policy, n.storage, slots, shape.dim);
         if (is_shared(chosen.budgets) && refusal.empty() && slots < o.prompt) {
           try {
-            chosen.policy = kvmeld::for_shared(policy, slots, o.room);
+            chosen.policy = kvmeld::for_shared(policy, slots, o.room,
+                                               n.budgets == budget_allocation::same_tokens);
           } catch (const kvmeld::error& too_few) {
             refusal = fmt::format("refused: {}", too_few.what());
           }

@@ -72,7 +72,7 @@ void set_source(named_policy& p, const std::string& word) {
 void set_division(named_policy& p, const std::string& word) {
   constexpr std::array names = {"equal",      "pyramid_kv", "pyramid_infer", "d2o",
                                 "d2o_exempt", "ada_kv",     "duo_attention", "global",
-                                "composite",  "profile"};
+                                "composite",  "union",      "profile"};
   p.budgets = chosen<budget_allocation>('+', names, word, word);
   const bool by_scores = p.budgets == budget_allocation::d2o ||
                          p.budgets == budget_allocation::d2o_exempt ||

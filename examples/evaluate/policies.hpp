@@ -54,6 +54,7 @@ enum class budget_allocation {
   duo_attention,
   global,
   composite,
+  same_tokens,
   profile
 };
 

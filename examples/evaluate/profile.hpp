@@ -22,7 +22,8 @@ auto sharing(Plan& todo) {
   std::vector<decltype(&entries_of(todo).front()->chosen)> all;
   for (auto* const e : entries_of(todo)) {
     if (is_shared(e->chosen.budgets) && e->refusal.empty() &&
-        e->chosen.budgets != budget_allocation::composite) {  // a layer's heads are alike
+        e->chosen.budgets != budget_allocation::composite &&  // a layer's heads are alike
+        e->chosen.budgets != budget_allocation::same_tokens) {
       all.push_back(&e->chosen);
     }
   }

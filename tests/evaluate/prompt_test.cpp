@@ -89,8 +89,8 @@ TEST_CASE("D2O's exempt layers keep all, the others what they had") {
   CHECK(evaluate::detail::parse_policy("d2o+d2o_exempt").budgets == c.budgets);
 }
 
-TEST_CASE("fold and kvmerger are what a compressor makes of a shared budget") {
-  const std::string name = GENERATE("fold", "kvmerger");
+TEST_CASE("what shares a budget is what a compressor makes of it") {
+  const std::string name = GENERATE("fold", "kvmerger", "h2o+union");
   const tiny_model files;
   const auto model = engine::decoder::load(files.file(""));
   const auto tokens = first_tokens(files, 96);
@@ -105,7 +105,9 @@ TEST_CASE("fold and kvmerger are what a compressor makes of a shared budget") {
   const evaluate::compressed_cache ours(chosen, prompt);
 
   kvmeld::cache kv(model.shape().attention(0), {.layers = 2, .capacity = 140});
-  kvmeld::compressor meld(kv, kvmeld::make_policy(name), kvmeld::budget::shared(30));
+  kvmeld::compressor meld(
+      kv, kvmeld::make_policy(name.substr(0, name.find('+'))),
+      name == "h2o+union" ? kvmeld::budget::same_tokens(30) : kvmeld::budget::shared(30));
   for (kvmeld::index_t l = 0; l < 2; ++l) {
     const auto& layer = r.layers[static_cast<std::size_t>(l)];
     evaluate::append(kv, l, layer, 0, 96);
