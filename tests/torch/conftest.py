@@ -14,7 +14,8 @@ sys.path.insert(0, str(ROOT / "examples/torch"))
 # Every policy, with a budget that it accepts of 60 tokens.
 POLICIES = (
     "full_cache streaming_llm h2o snapkv:window=8 zsmerge d2o kvmerger ems keepkv attention_matching kvzip fold "
-    "random tova roco scissorhands:history=16 r_kv key_diff expected_attention triattention centroids compactor cam"
+    "random tova roco scissorhands:history=16 r_kv key_diff expected_attention triattention centroids compactor cam "
+    "dropkv snapkv+massfold:window=8"
 ).split()
 
 
