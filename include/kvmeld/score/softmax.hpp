@@ -45,11 +45,11 @@ struct softmax {
       max = logit;
     }
   }
-  /// Takes in what another has seen.
+  /// Takes in what another has seen. Either order gives the same bits: what is below is multiplied.
   void merge(const softmax& other) {
-    const Scalar largest = std::max(max, other.max);
-    sum = largest == nothing ? 0 : sum * below(largest) + other.sum * other.below(largest);
-    max = largest;
+    const softmax low = max < other.max ? *this : other, top = max < other.max ? other : *this;
+    sum = top.max == nothing ? 0 : detail::multiply_add(low.sum, low.below(top.max), top.sum);
+    max = top.max;
   }
 
   /// What is below the largest here, times this is below `largest`, which is no less.
