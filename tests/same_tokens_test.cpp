@@ -2,6 +2,7 @@
 // Heads of a layer that keep the same tokens, by the mean of their scores.
 #include <algorithm>  // std::ranges::copy
 #include <catch2/catch.hpp>
+#include <cmath>  // std::isnan
 #include <limits>
 #include <string>
 #include <vector>
@@ -150,6 +151,23 @@ TEST_CASE("heads of the same tokens: one list of moves, for another model's cach
   }
 }
 
+TEST_CASE("heads of the same tokens: an infinite score ranks highest, NaN is NaN") {
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  std::vector<kvmeld::head_state> states;
+  for (const std::vector<float>& scores :
+       {std::vector{inf, 1.0F, 0.1F, 2.0F}, {1.0F, inf, 0.1F, NAN}, {1.0F, inf, 0.1F, 1.0F}}) {
+    states.push_back(kvmeld::make_head_state(kvmeld::h2o{}, model_cache(8).head(0)));
+    states.back().extend(4);
+    std::ranges::copy(scores, states.back().column(0).begin());
+  }
+  kvmeld::average_scores(
+      3, [&](index_t i) -> auto& { return states[static_cast<std::size_t>(i)]; });
+  for (kvmeld::head_state& s : states) {
+    const auto mean = s.column(0);
+    CHECK((mean[0] == inf && mean[1] == inf && mean[2] == 0.1F && std::isnan(mean[3])));
+  }
+}
+
 template <class P>
 void check_only_head(const P& p) {
   const kvmeld::attention_spec one{.kv_heads = 1, .group = group, .key_dim = dim};
@@ -189,6 +207,10 @@ TEST_CASE("heads of the same tokens: what cannot be is refused, and changes noth
   };
   refused(kvmeld::fold{}, "fold");
   refused(kvmeld::roco{}, "roco");
+  const std::vector<kvmeld::h2o> each(static_cast<std::size_t>(kv.heads() / 2));
+  const std::vector<budget> same = {budget::same_tokens(slots)};
+  CHECK_THROWS_WITH(kvmeld::compressor(kv, each, same),
+                    Contains("compressor: expected one policy for the same tokens, got"));
   kvmeld::compressor meld(kv, kvmeld::h2o{}, budget::same_tokens(32));
   read(meld, kv, prompt_rows(50), 0, 50), meld.end_prompt(0);
   const model_cache before = kv;

@@ -101,7 +101,7 @@ class compressor : private detail::request_calls<P> {
       this->expect_compress(heads[i]);
     }
     this->expect_alike("compress", heads);
-    this->average(heads);
+    this->average(heads, true);
     lease work(this->pool_, run.workers());
     run(heads.count(), [&](index_t i, index_t worker) {
       this->to_limit(heads[i], work[worker]);

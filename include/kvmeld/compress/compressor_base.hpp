@@ -137,15 +137,20 @@ class compressor_base : protected head_policies<P> {
       for (index_t s = 0; same && s < own.length(); ++s) {
         same = own.position(s) == like.position(s);
       }
-      expects(same || is_cut(h), call, ": expected all heads of each layer, with the same tokens, ",
-              "got head ", h, " without head ", first, "'s");
+      expects(same || (is_cut(h) && is_cut(heads[i - i % n])), call,
+              ": expected all heads of each layer, with the same tokens, ", "got head ", h,
+              " without head ", first, "'s");
     }
   }
+  /// Has a head's prompt come, or is it at its trigger?
+  bool is_due(index_t h) const {
+    return of(h).held.begun() || of(h).limit.reached(kv_.head(h).length() - of(h).sealed);
+  }
   /// Heads of a layer that keep the same tokens get the mean of their scores; once more, the same.
-  void average(const head_selection& heads) {
+  void average(const head_selection& heads, bool only_due) {
     const index_t n = this->alike_ ? kv_.head(0).spec().kv_heads : 0;
     for (index_t i = 0; i < heads.count() && n > 0; i += n) {
-      if (this->alike(heads[i])) {
+      if (this->alike(heads[i]) && (!only_due || is_due(heads[i]))) {
         average_scores(n, [&](index_t k) -> head_state& {
           of(heads[i + k]).state.extend(seen(heads[i + k]).head().length());
           return of(heads[i + k]).state;
@@ -165,7 +170,12 @@ class compressor_base : protected head_policies<P> {
       }
     }
     expect_alike("end_prompt", heads);
-    average(heads);
+    for (const index_t h : heads) {
+      if (this->alike(h)) {
+        expect_prompt("end_prompt", h, {slots_of(h)});
+      }
+    }
+    average(heads, false);
     if (!sharing.empty()) {
       const std::vector<index_t> divided = divide(sharing, slots_of(sharing.front()));
       for (std::size_t i = 0, next = 0; i < heads.size(); ++i) {

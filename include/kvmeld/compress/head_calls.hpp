@@ -103,12 +103,12 @@ void head_calls<P>::evict_alike(const head_selection& heads, workspace& work) {
   const index_t n = this->alike_ ? kv_.head(0).spec().kv_heads : 0;
   for (index_t i = 0; i < heads.count() && n > 0; i += n) {
     const index_t first = heads[i], length = kv_.head(first).length();
-    bool all = of(first).limit.reached(length - of(first).sealed);
+    bool all = this->is_due(first);
     for (index_t h = first; h < first + n; ++h) {
       all = all && kv_.head(h).length() == length;
     }
     if (all) {
-      this->average(head_range{first, n});
+      this->average(head_range{first, n}, true);
     }
     for (index_t h = first; h < first + n && all; ++h) {
       to_limit(h, work);

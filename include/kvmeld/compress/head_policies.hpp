@@ -54,6 +54,8 @@ class head_policies {
       expects(b.slack >= 0, "compressor: expected a slack of at least 0 slots, got ", b.slack);
       expects(!b.is_shared || budgets.size() == 1,
               "compressor: expected one shared budget for all heads, got ", budgets.size());
+      expects(!b.alike || policies.size() == 1,
+              "compressor: expected one policy for the same tokens, got ", policies.size());
       traits::validate(p);
       policies_.push_back(b.is_shared ? for_shared(p, b.slots, b.slack, b.alike) : p);
       alike_ = b.is_shared && b.alike && head.spec().kv_heads > 1;

@@ -69,11 +69,12 @@ P for_shared(P p, index_t slots, index_t slack = 0, bool alike = false) {
 void average_scores(index_t heads, const auto& state) {
   for (index_t c = 0; c < state(0).slot_stats(); ++c) {
     const std::span<float> mean = state(0).column(c);
-    for (index_t i = 1; i < heads; ++i) {
-      const std::span<const float> own = state(i).column(c);
-      for (std::size_t s = 0; s < mean.size(); ++s) {
-        mean[s] += (own[s] - mean[s]) / static_cast<float>(i + 1);
+    for (std::size_t s = 0; s < mean.size(); ++s) {
+      double sum = 0;  // in which equal floats have themselves as their mean
+      for (index_t i = 0; i < heads; ++i) {
+        sum += state(i).column(c)[s];
       }
+      mean[s] = static_cast<float>(sum / heads);
     }
     for (index_t i = 1; i < heads; ++i) {
       std::ranges::copy(mean, state(i).column(c).begin());

@@ -109,7 +109,7 @@ class merge_plan {
     for_rotated_values_.reset();
   }
   /// Are the corrections of values for a head that holds them rotated (`rotates_values`)? `plan`
-  /// says; none: not known, as of corrections made by hand.
+  /// says; none: not known, as of a plan made by hand.
   std::optional<bool> for_rotated_values() const { return for_rotated_values_; }
   void set_for_rotated_values(std::optional<bool> rotated) { for_rotated_values_ = rotated; }
 
