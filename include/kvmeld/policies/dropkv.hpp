@@ -50,7 +50,6 @@ struct dropkv {
     const auto last = queries.reference(window);
     score::query_blocks block(head, last);
     Eigen::ArrayXd out(dim), without(dim);
-    constexpr double infinite = std::numeric_limits<double>::infinity();
     block.each([&] {
       const index_t slots = block.visible();
       block.multiply(slots);
@@ -75,7 +74,7 @@ struct dropkv {
             changed[as_size(s)] += own > 0 ? odds * odds * (v(s) - out).square().sum() : 0;
           } else if (most > 0) {
             const double change = (without / others - out).square().sum();
-            changed[as_size(s)] += others > 0 ? change : infinite;
+            changed[as_size(s)] += others > 0 ? change : std::numeric_limits<double>::infinity();
           }
         }
       }
