@@ -91,7 +91,7 @@ TEST_CASE("D2O's exempt layers keep all, the others what they had") {
 
 TEST_CASE("what shares a budget is what a compressor makes of it") {
   const std::string name = GENERATE("fold", "kvmerger", "h2o+union");
-  const tiny_model files;
+  const tiny_model files(2);
   const auto model = engine::decoder::load(files.file(""));
   const auto tokens = first_tokens(files, 96);
   const auto r = engine::prefill(model, tokens);
@@ -115,7 +115,7 @@ TEST_CASE("what shares a budget is what a compressor makes of it") {
     meld.prompt(kv.heads(l, 0), kvmeld::queries(q, 96, kv.spec()));
   }
   meld.end_prompt(0);
-  for (kvmeld::index_t h = 0; h < 2; ++h) {
+  for (kvmeld::index_t h = 0; h < 4; ++h) {
     const auto a = kv.head(h), b = ours.kv().head(h);
     REQUIRE(a.length() == b.length());
     CHECK(meld.limit(h).slots == ours.meld().limit(h).slots);

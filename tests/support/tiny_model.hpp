@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// The main job on a tiny random model: bytes for tokens, two layers, two query heads on one.
+/// The main job on a tiny random model: bytes for tokens, two layers, two query heads.
 #pragma once
 
 #include <fmt/format.h>
@@ -23,20 +23,21 @@ inline constexpr const char* header =
 /// A model's folder and a text, gone at the end of the test.
 class tiny_model {
  public:
-  tiny_model() {
+  explicit tiny_model(int kv_heads = 1) {
     folder_.write("config.json",
                   R"({"model_type": "llama", "hidden_act": "silu", "hidden_size": 16,
                       "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
-                      "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 256,
-                      "rms_norm_eps": 1e-5, "tie_word_embeddings": true})");
+                      "head_dim": 8, "vocab_size": 256, "rms_norm_eps": 1e-5,
+                      "tie_word_embeddings": true, "num_key_value_heads": )" +
+                      std::to_string(kv_heads) + "}");
     add("model.embed_tokens.weight", {256, 16});
     add("model.norm.weight", {16});
     for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
       add(layer + "input_layernorm.weight", {16});
       add(layer + "post_attention_layernorm.weight", {16});
       add(layer + "self_attn.q_proj.weight", {16, 16});
-      add(layer + "self_attn.k_proj.weight", {8, 16});
-      add(layer + "self_attn.v_proj.weight", {8, 16});
+      add(layer + "self_attn.k_proj.weight", {8 * kv_heads, 16});
+      add(layer + "self_attn.v_proj.weight", {8 * kv_heads, 16});
       add(layer + "self_attn.o_proj.weight", {16, 16});
       add(layer + "mlp.gate_proj.weight", {24, 16});
       add(layer + "mlp.up_proj.weight", {24, 16});
