@@ -231,4 +231,14 @@ TEST_CASE("heads of the same tokens: what cannot be is refused, and changes noth
   CHECK_THROWS_WITH(meld.end_prompt(1), Contains("end_prompt: expected all heads of each layer"));
 }
 
+TEST_CASE("heads of the same tokens: a windowed head stands in for none of a layer", "[errors]") {
+  std::vector<kvmeld::attention_spec> specs(2, {.kv_heads = 2, .key_dim = dim});
+  specs[0].window = 4;
+  kvmeld::cache kv(specs, {.layers = 2, .capacity = 16});
+  kvmeld::compressor meld(kv, kvmeld::h2o{}, budget::same_tokens(8));
+  const std::vector<index_t> mixed = {2, 0};
+  CHECK_THROWS_WITH(meld.compress(mixed), Catch::Contains("compress: expected all heads of each"));
+  CHECK_NOTHROW(meld.compress(kvmeld::head_range{0, 4}));
+}
+
 }  // namespace same_tokens_test
