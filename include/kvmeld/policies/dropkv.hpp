@@ -73,8 +73,9 @@ struct dropkv {
           if (s != top) {
             changed[as_size(s)] += own > 0 ? odds * odds * (v(s) - out).square().sum() : 0;
           } else if (most > 0) {
-            const double change = (without / others - out).square().sum();
-            changed[as_size(s)] += others > 0 ? change : std::numeric_limits<double>::infinity();
+            double& sum_of_slot = changed[as_size(s)];
+            sum_of_slot = others > 0 ? sum_of_slot + (without / others - out).square().sum()
+                                     : std::numeric_limits<double>::infinity();
           }
         }
       }
