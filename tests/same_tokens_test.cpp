@@ -15,6 +15,7 @@
 #include "kvmeld/policies/snapkv.hpp"
 #include "kvmeld/policies/tova.hpp"
 #include "oracle/budgets.hpp"
+#include "oracle/evictors.hpp"
 #include "support/model.hpp"
 
 namespace same_tokens_test {
@@ -92,6 +93,61 @@ TEST_CASE("heads of a layer that keep the same tokens keep those of the highest 
              snapkv = check(kvmeld::snapkv{.window = 8}, 4, 0, 8),
              tova = check(kvmeld::tova{}, 4, 0, 0);
   CHECK((h2o || snapkv || tova));  // layers have other lengths
+}
+
+/// Decode against the oracle of a policy: no head evicts by itself; at the trigger the heads of a
+/// layer get the mean of their scores, and evict by it.
+template <class P, class Oracle>
+void check_decode(const P& p, const Oracle& by_itself) {
+  model_cache kv(40);
+  kvmeld::compressor meld(kv, p, budget::same_tokens(20, 4));
+  std::vector<oracle::head> heads(4, oracle::make_head(dim, group));
+  std::vector<float> out(kv_heads_of * group * dim);
+  for (index_t step = 0; step < 60; ++step) {
+    for (const index_t layer : {0, 1}) {
+      const one_row x;
+      const auto row = [&](const std::vector<float>& all, index_t i) {
+        return oracle::vec(all.begin() + i * dim, all.begin() + (i + 1) * dim);
+      };
+      const index_t first = model_cache::of(layer, 0).first;
+      const budget limit = meld.limit(first);
+      meld.step(model_cache::of(layer, 0), {x.q, x.k, x.v}, out);
+      const std::span of_layer = std::span(heads).subspan(static_cast<std::size_t>(2 * layer), 2);
+      for (index_t h = 0; h < 2; ++h) {
+        oracle::head& head = of_layer[static_cast<std::size_t>(h)];
+        const oracle::mat q = {row(x.q, 2 * h), row(x.q, 2 * h + 1)};
+        by_itself.step(head, q, row(x.k, h), row(x.v, h), limit.slots, 1000);
+      }
+      for (std::size_t s = 0; s < of_layer[0].slots.size(); ++s) {
+        double& a = of_layer[0].slots[s].score;
+        double& b = of_layer[1].slots[s].score;
+        // Until they are due, each has its own.
+        if (of_layer[0].slots.size() >= static_cast<std::size_t>(limit.trigger_length())) {
+          a = b = (a + b) / 2;
+        }
+      }
+      for (index_t h = 0; h < 2; ++h) {
+        oracle::head& head = of_layer[static_cast<std::size_t>(h)];
+        if (oracle::triggered(head, limit.slots, limit.trigger_length())) {
+          by_itself.evict_to(head, limit.slots);
+        }
+        std::vector<std::size_t> kept;
+        for (const oracle::slot& s : head.slots) {
+          kept.push_back(static_cast<std::size_t>(s.position));
+        }
+        CHECK(tokens_of(kv.head(first + h)) == kept);
+        for (std::size_t s = 0; s < kept.size(); ++s) {
+          CHECK(meld.state(first + h).column(0)[s] == Approx(head.slots[s].score).margin(1e-5));
+        }
+      }
+    }
+  }
+  CHECK(kv.head(0).next_position() == 60);
+}
+
+TEST_CASE("heads of the same tokens: decode evicts by the mean of what each head has seen") {
+  check_decode(kvmeld::h2o{}, oracle::h2o{});
+  check_decode(kvmeld::tova{}, oracle::tova{});
 }
 
 TEST_CASE("heads of the same tokens: the engine's own attention, and a batch of requests") {
