@@ -6,6 +6,7 @@
 #include <map>
 #include <span>
 
+#include "evaluate/calibration.hpp"
 #include "evaluate/needle.hpp"
 #include "evaluate/nll.hpp"
 #include "evaluate/profile.hpp"
@@ -55,6 +56,9 @@ plan plan_for(options o, const engine::config& shape, const replay_words& words,
   }
   plan p = make_plan(o, std::numeric_limits<index_t>::max(), shape);
   load_profile(p, o.profile, shape.full_heads(), tokens);
+  detail::require(load_calibration(p, o.calibrate, shape) || o.calibrate.empty(),
+                  "--calibrate: for prompts of others: expected an existing file, got '" +
+                      o.calibrate.string() + "'");
   for (named_policy& n : p.policies) {
     n.words = words;
   }

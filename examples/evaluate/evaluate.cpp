@@ -7,6 +7,7 @@
 #include "engine/model.hpp"
 #include "evaluate/ask_file.hpp"
 #include "evaluate/bytes_picture.hpp"
+#include "evaluate/calibration.hpp"
 #include "evaluate/error_picture.hpp"
 #include "evaluate/heads_picture.hpp"
 #include "evaluate/measure.hpp"
@@ -112,6 +113,9 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   if (makes_profile) {
     profiled(todo);
   }
+  const bool calibrates =
+      !load_calibration(todo, o.calibrate, model.shape()) && !o.calibrate.empty();
+  const std::size_t measured = calibrates ? calibrating(todo) : 0;
   const auto needles = draw_needles(o, tokens, text);
   const auto tasks = make_tasks(o, todo, model, tokens, text, todo.notes);
   make_folder(o.plots);
@@ -134,6 +138,9 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
     prepare(m, o, todo, model, text, tokens.begin(), on, bar);
     if (makes_profile) {
       save_profile(profiled(todo), model, m.prompts, o.profile, on);
+    }
+    if (calibrates) {
+      save_calibration(measured, model.shape(), m.prompts, o.calibrate);
     }
     const auto asked = read_cases(m, o, todo, model, tokens, needles, on, bar);
     auto asked_of_entry = asked.begin();
@@ -185,6 +192,9 @@ int run(const options& o, std::ostream& out, std::ostream& err) {
   }
   if (makes_profile) {
     out << fmt::format("{:<9}  {}\n", "profile", o.profile.string());
+  }
+  if (calibrates) {
+    out << fmt::format("{:<9}  {}\n", "calibration", o.calibrate.string());
   }
   draw_pictures(o, todo, model.shape(), m, outcomes, out);
   return interrupted ? 130 : 0;

@@ -108,6 +108,9 @@ options parse(int count, const char* const* arguments) {
       "--profile", o.profile,
       "budgets per head: written if the file does not exist, otherwise used by +profile and for "
       "fold's clusters");
+  app.add_option("--calibrate", o.calibrate,
+                 "means of queries for triattention: written if the file does not exist, otherwise "
+                 "used");
   app.add_option("--csv", o.csv, "results as a table");
   app.add_option("--plots", o.plots, "folder for the pictures");
   try {

@@ -65,7 +65,8 @@ struct options {
   bool chat = false;  ///< needle cases are a user's turn, by the model's chat template
   index_t threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   std::uint64_t seed = 1;
-  std::filesystem::path profile = {};  ///< empty: none
+  std::filesystem::path profile = {};    ///< empty: none
+  std::filesystem::path calibrate = {};  ///< likewise
   std::filesystem::path csv = "build/results/evaluation.csv";
   std::filesystem::path plots = "build/results";
   bool terminal = false;  ///< is the output a terminal?

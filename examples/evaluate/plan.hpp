@@ -3,10 +3,12 @@
 /// refused.
 #pragma once
 
+#include <memory>  // std::shared_ptr
 #include <string>
 #include <vector>
 
 #include "engine/config.hpp"
+#include "engine/matrix.hpp"
 #include "evaluate/contender.hpp"
 #include "evaluate/options.hpp"
 
@@ -36,6 +38,8 @@ struct plan {
   contender full;
   std::vector<group> groups = {};
   std::vector<std::string> notes = {};
+  /// What contenders refer to; null: nothing.
+  std::shared_ptr<const engine::row_major_matrix> calibration = nullptr;
   index_t prompts = 1, streams = 0, longest_stream = 0, most_slots = 1;
   index_t behind = decoded_tokens;  ///< tokens of the text that are wanted after a prompt
 
