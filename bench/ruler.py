@@ -149,6 +149,15 @@ def fwe(draw: random.Random, _words: list[str], most: int) -> dict:
     return {"context": filled(most, text), "question": question, "answers": coded[1:4]}
 
 
+def decoded(case: dict, first: int) -> dict:
+    """The same with all but about `first` tokens of the context before the question, which `evaluate` decodes."""
+    text, held = case["context"], tokens(case["context"])
+    if not 0 < first < held:
+        raise ValueError(f"expected --first of 1 to {held - 1} tokens, got {first}")
+    at = text.find(" ", len(text) * first // held)
+    return {**case, "context": text[:at], "question": text[at:] + case["question"]}
+
+
 TASKS = [niah_single_1, niah_multikey_2, niah_multikey_3, vt, cwe, fwe]
 
 
@@ -156,6 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tokens", type=int, default=1000, help="of a context, about")
+    parser.add_argument("--first", type=int, help="about so many of them are the prompt, the rest is decoded; all")
     parser.add_argument("--samples", type=int, default=20, help="of each task")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--text", type=Path, default=ROOT / "examples/models/held-out.txt", help="whose words are used")
@@ -166,10 +176,12 @@ def main() -> None:
         name = task.__name__
         draws = [random.Random(f"{options.seed} {name} {i}") for i in range(options.samples)]
         try:
-            lines = [json.dumps(task(draw, words, options.tokens)) + "\n" for draw in draws]
+            cases = [task(draw, words, options.tokens) for draw in draws]
+            if options.first is not None:
+                cases = [decoded(case, options.first) for case in cases]
         except ValueError as refusal:
             sys.exit(f"ruler.py: {name}: {refusal}")
-        (options.folder / f"{name}.jsonl").write_text("".join(lines))
+        (options.folder / f"{name}.jsonl").write_text("".join(json.dumps(case) + "\n" for case in cases))
 
 
 if __name__ == "__main__":
