@@ -26,7 +26,7 @@ struct unrotated_keys {
   }
   struct of_head {
     head_rows<Scalar> keys;
-    const index_t* position;
+    head_slots<index_t> position;
     const rope_params& turn;
     index_t dim;
 
@@ -174,7 +174,7 @@ struct measure_leverage {
       for (index_t k = 0; k < sharing; ++k) {
         sum += shared.square[k * slots + r];
       }
-      const bool is = !single || state.column(fold_rule::tokens, h)[s0 + r] == 1.0F;
+      const bool is = !single || state.column(cache, fold_rule::tokens, h)[s0 + r] == 1.0F;
       leverage[cache.slot(h, s0 + r)] = is ? sum : 0.0F;
     }
   }

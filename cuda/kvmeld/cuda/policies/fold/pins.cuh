@@ -171,7 +171,9 @@ struct evict_scored {
     }
     const index_t beside = of.removed_count[h], pinned = of.kept_count[h];
     index_t* const list = of.removed + cache.slot(h, 0);
-    const auto single = [&](index_t s) { return state.column(fold_rule::tokens, h)[s] == 1.0F; };
+    const auto single = [&](index_t s) {
+      return state.column(cache, fold_rule::tokens, h)[s] == 1.0F;
+    };
     index_t number = 0;
     for (index_t e = thread_index(); e < beside; e += threads) {
       number += single(list[e]) ? 1 : 0;
@@ -185,7 +187,7 @@ struct evict_scored {
         shared.radix, shared.prefix, list, beside, most,
         [&](index_t e) {
           const index_t s = list[e];
-          return single(s) ? ordered(state.column(fold_rule::prompt_score, h)[s]) : 0U;
+          return single(s) ? ordered(state.column(cache, fold_rule::prompt_score, h)[s]) : 0U;
         },
         [&](index_t s, bool goes, index_t before, index_t e) {
           if (goes) {
