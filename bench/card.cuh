@@ -64,6 +64,7 @@ enum class l2 { dirty, clean };
 /// Reads 16 bytes a thread.
 struct read_memory {
   static constexpr index_t threads = 1024;
+  static constexpr bool of_heads = false;
   struct shared_memory {};
   const float* from;
   float* out;
@@ -132,6 +133,7 @@ inline double copy_rate() {
 /// numbers of its own, or the compiler would make one of all.
 struct multiply_registers {
   static constexpr index_t threads = 256, rounds = 4096, chains = 8;
+  static constexpr bool of_heads = false;
   struct shared_memory {};
   const unsigned* numbers;  // [chains, 6, threads] pairs of bfloat16
   float* out;

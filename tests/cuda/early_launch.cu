@@ -11,6 +11,7 @@ int ptx_version = 80, attributes = -1, queries = 0;
 
 struct nothing {
   static constexpr int threads = 32;
+  static constexpr bool of_heads = false;
   struct shared_memory {};
   KVMELD_DEVICE void operator()(shared_memory&) const { kvmeld::cuda::wait_for_previous(); }
 };

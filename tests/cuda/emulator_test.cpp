@@ -28,6 +28,7 @@ enum class fault {
 /// `sum[block] = Σ x` over blocks of 64, through shared memory and a butterfly.
 struct block_sum {
   static constexpr index_t threads = 64;
+  static constexpr bool of_heads = false;
   struct shared_memory {
     shared_array<float, 64> tile;
     shared_array<float, 2> of_warp;
@@ -70,6 +71,7 @@ struct block_sum {
 /// `y` = `x` reversed within each 32, through shared memory and a barrier of the warp.
 struct warp_reverse {
   static constexpr index_t threads = 64;
+  static constexpr bool of_heads = false;
   struct shared_memory {
     shared_array<float, 64> tile;
   };
@@ -91,6 +93,7 @@ struct warp_reverse {
 /// its own does not keep it from what the other warp may still read.
 struct read_by_both {
   static constexpr index_t threads = 64;
+  static constexpr bool of_heads = false;
   struct shared_memory {
     shared_array<float, 1> one;
   };
@@ -120,6 +123,7 @@ struct read_by_both {
 /// `y` = `x`, through asynchronous copies.
 struct async_double {
   static constexpr index_t threads = 32;
+  static constexpr bool of_heads = false;
   struct shared_memory {
     shared_array<float, 256> tile;
   };
@@ -155,6 +159,7 @@ struct async_double {
 /// What every lane sees of a warp's values.
 struct warp_values {
   static constexpr index_t threads = 32;
+  static constexpr bool of_heads = false;
   struct shared_memory {};
   index_t* out;  // [7, 32]
 
@@ -172,6 +177,7 @@ struct warp_values {
 
 struct count_all {
   static constexpr index_t threads = 64;
+  static constexpr bool of_heads = false;
   struct shared_memory {
     shared_array<index_t, 1> n;
   };

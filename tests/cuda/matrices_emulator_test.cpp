@@ -20,6 +20,7 @@ constexpr index_t pitch = 24;  // elements of a row
 /// transposed, and transposed twice.
 struct deal_matrices {
   static constexpr index_t threads = 32;
+  static constexpr bool of_heads = false;
   struct shared_memory {
     shared_array<half, 32 * pitch> rows;
   };
@@ -90,6 +91,7 @@ TEST_CASE("a matrix row that is misaligned, outside, unwritten or not waited for
 /// `y` = `x` reversed, then once more as floats in the same memory.
 struct use_twice {
   static constexpr index_t threads = 64;
+  static constexpr bool of_heads = false;
   struct shared_memory {
     shared_union<shared_array<half, 64>, shared_array<float, 64>> memory;
   };
@@ -128,6 +130,7 @@ TEST_CASE("shared memory is used twice, with a barrier between") {
 /// Copies pairs, of numbers and of 16-bit elements.
 struct copy_pairs {
   static constexpr index_t threads = 32;
+  static constexpr bool of_heads = false;
   struct shared_memory {};
   const half* from;
   unsigned* bits;  // [3]: the pair, each of it
@@ -144,6 +147,7 @@ struct copy_pairs {
 
 struct copy_words {
   static constexpr index_t threads = 32;
+  static constexpr bool of_heads = false;
   struct shared_memory {};
   const half* from;
   unsigned* to;
@@ -187,6 +191,7 @@ TEST_CASE("2 to a power is as coarse as the hardware's") {
 
 struct wait_then_end {
   static constexpr index_t threads = 64;
+  static constexpr bool of_heads = false;
   struct shared_memory {};
   fault wrong = fault::none;
 

@@ -18,6 +18,7 @@ using Catch::Matchers::Contains;
 /// what all of them exchanged.
 struct run_ahead {
   static constexpr index_t threads = 32;
+  static constexpr bool of_heads = false;
   struct shared_memory {};
   index_t* out;  // [32]
 
@@ -34,6 +35,7 @@ struct run_ahead {
 /// One lane is in a barrier of the block when all others want it.
 struct lane_in_barrier {
   static constexpr index_t threads = 64;
+  static constexpr bool of_heads = false;
   struct shared_memory {};
 
   void operator()(shared_memory&) const {
@@ -48,6 +50,7 @@ struct lane_in_barrier {
 /// One lane makes another call than the others: elsewhere, or in the same line.
 struct other_call {
   static constexpr index_t threads = 32;
+  static constexpr bool of_heads = false;
   struct shared_memory {};
   bool elsewhere;
 

@@ -14,6 +14,7 @@ using emulator::simultaneous_blocks;
 /// `x = i + 1`.
 struct fill_numbers {
   static constexpr index_t threads = 32;
+  static constexpr bool of_heads = false;
   struct shared_memory {};
   float* x;  // [32 · blocks]
 
@@ -36,6 +37,7 @@ enum class fault { none, reads_early, writes_early, waits_for_some };
 /// `y = 2 x` in a launch that may overlap the one that writes `x`, through shared memory.
 struct double_numbers {
   static constexpr index_t threads = 32;
+  static constexpr bool of_heads = false;
   struct shared_memory {
     shared_array<float, 32> own;
   };
@@ -97,6 +99,7 @@ TEST_CASE("what a launch writes before it waits is reported, and a thread that d
 /// `y = x`, copied asynchronously; `x` becomes 0.
 struct take_numbers {
   static constexpr index_t threads = 32;
+  static constexpr bool of_heads = false;
   struct shared_memory {
     shared_array<float, 128> own;
   };
@@ -137,6 +140,7 @@ TEST_CASE("a copy's source that is written before it was waited for is reported"
 /// Every block writes the sum of `x [4, 32]` up to its own row into its element of `to`.
 struct add_up {
   static constexpr index_t threads = 32;
+  static constexpr bool of_heads = false;
   struct shared_memory {};
   const float* x;
   float* to;

@@ -14,6 +14,7 @@ namespace plan_kernels_emulator_test {
 /// Sorts, and counts how often a key is looked at.
 struct sort_alone {
   static constexpr index_t threads = 256;
+  static constexpr bool of_heads = false;
   using shared_memory = detail::sort_memory<threads>;
   static inline index_t looks = 0;
 
@@ -53,6 +54,7 @@ TEST_CASE("a sort looks at a key once a digit, and once where slots are in order
 /// The highest of a list go to `high`, the others close up in the list.
 struct divide_list {
   static constexpr index_t threads = 256;
+  static constexpr bool of_heads = false;
   struct shared_memory {
     detail::radix_select_memory radix;
     prefix_memory<threads> prefix;

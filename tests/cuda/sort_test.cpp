@@ -14,6 +14,7 @@ namespace sort_test {
 
 struct sort_and_rank {
   static constexpr index_t threads = 256;
+  static constexpr bool of_heads = false;
   struct shared_memory {
     detail::sort_memory<threads> sort;
     detail::radix_select_memory radix;
@@ -97,6 +98,7 @@ TEST_CASE("a block sorts stably, and finds the k-th highest") {
 /// The highest of a list go to `high`, the others close up in the list.
 struct divide_list {
   static constexpr index_t threads = 256;
+  static constexpr bool of_heads = false;
   struct shared_memory {
     detail::radix_select_memory radix;
     prefix_memory<threads> prefix;

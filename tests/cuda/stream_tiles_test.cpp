@@ -14,6 +14,7 @@ namespace stream_tiles_test {
 struct walk_all {
   using walk = detail::tile_walk<2, 64>;
   static constexpr index_t threads = 64;
+  static constexpr bool of_heads = false;
   struct shared_memory {
     walk::shared_memory tiles;
   };

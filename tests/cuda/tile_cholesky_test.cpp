@@ -16,6 +16,7 @@ constexpr index_t side = tile::side;
 
 struct factor_tile {
   static constexpr index_t threads = tile::threads;
+  static constexpr bool of_heads = false;
   struct shared_memory {
     tile::array a;
     tile::diagonal_array diagonal;

@@ -13,6 +13,7 @@ using emulator::traffic;
 /// A warp loads 16 bytes a lane, `apart` elements from lane to lane, and stores them side by side.
 struct move_apart {
   static constexpr index_t threads = 64;
+  static constexpr bool of_heads = false;
   struct shared_memory {};
   const float* from;
   float* to;
@@ -47,6 +48,7 @@ TEST_CASE("bytes and sectors are counted by warps and arrays") {
 /// Lanes load elements `stride` apart, then 16 bytes `stride` vectors apart; twice, by blocks.
 struct read_shared {
   static constexpr index_t threads = 32;
+  static constexpr bool of_heads = false;
   struct shared_memory {
     shared_array<float, 2048> x;
   };
@@ -86,6 +88,7 @@ TEST_CASE("bank conflicts are what loads of shared memory take beyond their byte
 /// Matrices from rows `pitch` elements apart, multiplied once.
 struct multiply_rows {
   static constexpr index_t threads = 64;
+  static constexpr bool of_heads = false;
   struct shared_memory {
     shared_array<half, 32 * 64> x;
   };

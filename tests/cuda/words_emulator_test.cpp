@@ -21,6 +21,7 @@ enum class fault {
 /// Sixteen bytes of halves at a time as registers, through shared memory; and numbers' powers.
 struct words_and_powers {
   static constexpr index_t threads = 32;
+  static constexpr bool of_heads = false;
   struct shared_memory {
     shared_array<half, 256> tile;
   };

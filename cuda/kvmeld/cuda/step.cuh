@@ -115,6 +115,7 @@ namespace detail {
 /// The heads of places that accept more than `before` tokens.
 struct list_accepting {
   static constexpr index_t threads = 128;
+  static constexpr bool of_heads = false;
   struct shared_memory {};
 
   const index_t* from;  // [places] heads; null: all

@@ -8,7 +8,7 @@ namespace kvmeld::cuda::detail {
 
 /// Is this block's place in the list of active heads empty (−1)? A graph replays the launches of as
 /// many places as it was captured with. Kernels say by the list that they, or a part of theirs,
-/// hold.
+/// hold; others by `of_heads = false` that their blocks are not heads'.
 template <class Part>
 KVMELD_DEVICE bool is_idle(const Part& part) {
   if constexpr (requires { part.head() < 0; }) {
@@ -30,6 +30,9 @@ KVMELD_DEVICE bool is_idle(const Part& part) {
   } else if constexpr (requires { part.first.cache; }) {
     return is_idle(part.first);
   } else {
+    static_assert(requires { requires !Part::of_heads; },
+                  "kvmeld::cuda: expected a kernel with a cache_view `cache` or active_heads "
+                  "`active`, or one that says `of_heads = false`");
     return false;
   }
 }
