@@ -52,6 +52,23 @@ TEST_CASE("attention takes every length, over one split and several") {
   }
 }
 
+TEST_CASE("attention caps logits and counts sinks, over one split and several") {
+  std::uint64_t seed = 1500;
+  for (const index_t group : {1, 3, 12}) {
+    cache_case c{.capacity = 400, .dim = 40, .group = group};
+    for (const bool odd : {false, true}) {
+      c.odd = odd ? 3 : 0, c.soft_cap = group == 3 ? 0.0F : 1.5F, c.sinks = group != 1;
+      in_turn(seed++, [&](auto x) {
+        check_attention<decltype(x)>(sum_rule{}, c, {400, 0}, seed);
+        check_attention<decltype(x)>(sum_rule{}, c, {90, 1}, seed);
+        auto few = c;
+        few.capacity = 90;
+        check_attention<decltype(x)>(no_rule{}, few, {90, 0}, seed);
+      });
+    }
+  }
+}
+
 TEST_CASE("probabilities enter the score as sum, mean or max, decayed or as a running maximum") {
   std::uint64_t seed = 2000;
   for (const auto combine : {group_combine::sum, group_combine::mean, group_combine::max}) {

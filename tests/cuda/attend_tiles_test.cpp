@@ -219,6 +219,11 @@ TEST_CASE("the new token is attended and appended in every split") {
     }
   }
   check_new_token<half>({.heads = 1, .capacity = 200, .dim = 31, .odd = 2}, 77);
+  for (const index_t capacity : {200, 1300}) {  // a sink of the first split alone
+    const cache_case c{.heads = 1, .capacity = capacity, .group = 2, .soft_cap = 2, .sinks = true};
+    check_new_token<half>(c, capacity - 1);
+    check_new_token<float>(c, 0);
+  }
 }
 
 }  // namespace attend_tiles_test

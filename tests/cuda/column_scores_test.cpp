@@ -77,14 +77,14 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
       std::vector<double> all(static_cast<std::size_t>(n));
       for (index_t g = 0; g < c.group; ++g) {
         std::vector<double> p(static_cast<std::size_t>(n));
-        double max = -1e300, sum = 0;
+        double max = c.sinks ? 0.0 : -1e300, sum = 0;
         for (index_t s = 0; s < n; ++s) {
           double dot = 0;
           for (index_t k = 0; k < c.dim; ++k) {
             dot += double{to_float(q[of_head + g * rows.group + i * rows.row + k])} *
                    double{to_float(kv.key(h, s)[k])};
           }
-          p[static_cast<std::size_t>(s)] = double{c.scale} * dot + double{kv.log_mass[kv.at(h, s)]};
+          p[static_cast<std::size_t>(s)] = c.logit(dot) + double{kv.log_mass[kv.at(h, s)]};
           if (kv.position[kv.at(h, s)] <= at) {
             max = std::max(max, p[static_cast<std::size_t>(s)]);
           }
@@ -94,6 +94,7 @@ void check_sums(const cache_case& c, const sums_case& what, std::vector<index_t>
           x = kv.position[kv.at(h, s)] <= at ? std::exp(x - max) : 0.0;
           sum += x;
         }
+        sum += c.sink(h, g, max);
         lse[(std::ptrdiff_t{h} * c.group + g) * what.count + i] =
             sum > 0 ? static_cast<float>(max + std::log(sum)) : lowest_score;
         for (std::size_t s = 0; s < p.size(); ++s) {
@@ -228,6 +229,18 @@ TEST_CASE("column sums hold at large logits, at any scale, and far back in a dec
   check_sums<half>(scaled(0), {.count = 40}, {150}, 602);
   check_sums<bfloat16>(scaled(1e-20F), {.count = 40}, {150}, 603);
   check_sums<half>(c, {.count = 150, .window = 140, .decay = 0.25F}, {150}, 604);
+}
+
+TEST_CASE("column sums cap logits and count sinks, on tensor cores and not") {
+  const auto both = [](cache_case c, const sums_case& what, std::uint64_t seed) {
+    c.soft_cap = 2, c.sinks = true;
+    const std::vector<index_t> lengths{c.capacity, c.capacity / 3};
+    check_sums<half>(c, what, lengths, seed);
+    check_sums<float>(c, what, lengths, seed + 1);
+  };
+  both({.capacity = 140, .dim = 40, .group = 3}, {.count = 41}, 700);
+  both({.capacity = 300, .dim = 64}, {.count = 300, .window = 40}, 703);  // in parts
+  both({.capacity = 33, .dim = 33, .group = 2, .odd = 3}, {.combine = group_combine::max}, 705);
 }
 
 TEST_CASE("a chunk's window reaches back to the queries before it") {

@@ -36,6 +36,18 @@ TEST_CASE("compress: zsmerge") {
   check_policy(zsmerge{.residual = 5, .sinks = 0, .new_token_competes = false}, 24, 81);
 }
 
+TEST_CASE("compress: soft caps and sinks") {
+  const auto check = [](const auto& policy, std::uint64_t seed) {
+    const cache_case c{.dim = 40, .group = 2, .soft_cap = 1.5F, .sinks = true};
+    check_compress<float>(policy, c, {.slots = 24, .random = true, .steps = 2}, 1e-5, seed);
+    check_compress<Eigen::half>(policy, c, {.slots = 24, .random = true}, 1e-3, seed + 1);
+  };
+  check(h2o{}, 201);
+  check(tova{.combine = group_combine::max}, 203);
+  check(snapkv{.window = 8}, 205);
+  check(zsmerge{}, 207);
+}
+
 TEST_CASE("compress takes prompts of several blocks") {
   check_compress<Eigen::half>(zsmerge{.residual = 4}, {.heads = 1, .dim = 8, .group = 1},
                               {.length = 2100, .queries = 20, .slots = 600, .random = true}, 1e-3,

@@ -39,6 +39,17 @@ TEST_CASE("compress: kvmerger") {
                     Catch::Contains("cuda kvmerger: expected heads with budgets of their own"));
 }
 
+TEST_CASE("soft caps and sinks: merges by similarity") {
+  const auto check = [](const auto& policy, std::uint64_t seed) {
+    const cache_case c{.capacity = 33, .dim = 32, .group = 2, .soft_cap = 1.5F, .sinks = true};
+    check_compress<float>(policy, c, {.slots = 24, .random = true, .steps = 2}, 1e-5, seed);
+    check_steps<Eigen::half>(policy, c, 30, {32}, 8, data::integers, 1e-3, seed + 1);
+  };
+  check(d2o{}, 301);
+  check(keepkv{.similarity = 0.4F}, 303);
+  check(kvmerger{}, 305);
+}
+
 TEST_CASE("compress: keepkv walks several tiles of walkers") {
   check_compress<Eigen::half>(keepkv{.similarity = 0.6F}, {.heads = 1, .dim = 8, .group = 1},
                               {.length = 500, .queries = 10, .slots = 100, .random = true}, 1e-3,

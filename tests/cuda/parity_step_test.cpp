@@ -40,6 +40,20 @@ TEST_CASE("step: zsmerge") {
       24, 51);
 }
 
+TEST_CASE("step: soft caps and sinks") {
+  const auto check = [](const auto& policy, std::uint64_t seed) {
+    const cache_case c{.capacity = 33, .dim = 32, .group = 2, .soft_cap = 1.5F, .sinks = true};
+    check_steps<float>(policy, c, 30, {32}, 12, data::integers, 1e-5, seed);
+    check_steps<Eigen::half>(policy, c, 30, {24, 33}, 12, data::integers, 1e-3, seed + 1);
+    check_steps<float>(policy, c, 30, {32}, 12, data::integers, 1e-5, seed + 2, 0, attends::engine);
+  };
+  check(streaming_llm{}, 201);
+  check(h2o{}, 204);
+  check(tova{.combine = group_combine::mean}, 207);
+  check(snapkv{.window = 8}, 210);
+  check(zsmerge{}, 213);
+}
+
 TEST_CASE("step: several slots leave now and then") {
   const cache_case c{.heads = 3, .capacity = 41, .dim = 32, .group = 2};
   check_steps<float>(h2o{}, c, 30, {24, 37}, 40, data::integers, 1e-5, 71);

@@ -11,6 +11,7 @@ namespace kvmeld::cuda {
 ///
 ///     ℓ_s = scale · q·k_s + log_mass_s      p = softmax(ℓ)      out = Σ_s p_s v_s
 ///
+/// with the cache's soft cap and sinks where it has them, which are in the log-sum-exp.
 /// `queries`, `out` `[heads, group, dim]`; `log_sum_exp` `[heads, group]` or null. K and V are read
 /// once; the logits, 4 · group bytes a slot, are written and read again. Two launches, or one
 /// (`step`). An empty head's output is 0.

@@ -29,15 +29,17 @@ attention<Scalar> slow_attention(device_cache<Scalar>& kv, index_t h, const Scal
                       std::vector<double>(static_cast<std::size_t>(group))};
   for (index_t g = 0; g < group; ++g) {
     double* const p = a.probabilities.data() + std::ptrdiff_t{g} * n;
-    double max = -std::numeric_limits<double>::infinity(), sum = 0;
+    double max = -std::numeric_limits<double>::infinity(), sum;
     for (index_t s = 0; s < n; ++s) {
       double dot = 0;
       for (index_t i = 0; i < dim; ++i) {
         dot += double{to_float(q[g * dim + i])} * double{to_float(kv.key(h, s)[i])};
       }
-      p[s] = double{kv.shape.scale} * dot + double{kv.log_mass[kv.at(h, s)]};
+      p[s] = kv.shape.logit(dot) + double{kv.log_mass[kv.at(h, s)]};
       max = std::max(max, p[s]);
     }
+    max = kv.shape.sinks ? std::max(max, 0.0) : max;
+    sum = kv.shape.sink(h, g, max);
     for (index_t s = 0; s < n; ++s) {
       sum += p[s] = std::exp(p[s] - max);
     }
@@ -61,7 +63,8 @@ template <class Scalar, class Rule>
 void check_attention(const Rule& rule, const cache_case& c, const std::vector<index_t>& lengths,
                      std::uint64_t seed) {
   INFO("dim " << c.dim << ", group " << c.group << ", paged " << c.paged << ", odd " << c.odd
-              << ", length " << lengths[0] << ", seed " << seed);
+              << ", length " << lengths[0] << ", cap " << c.soft_cap << ", sinks " << c.sinks
+              << ", seed " << seed);
   device_cache<Scalar> kv(c, lengths, seed, {slot_reduce::sum, slot_reduce::sum}, 1);
   device_cache<Scalar> again(c, lengths, seed, {slot_reduce::sum, slot_reduce::sum}, 1);
   const auto before = kv.columns.bytes();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -96,7 +97,27 @@ struct cache_case {
   const rotary* rope = nullptr;  ///< of the keys, for the CPU's library; null: as the fixtures
   index_t spare = 0;             ///< behind the capacity, in arrays of `cache_view`
   bool slots_paged = false;      ///< numbers of slots in pages too, where rows are
+  float soft_cap = 0;            ///< as of `attention_spec`
+  bool sinks = false;            ///< has every query head a sink?
 
+  /// `[heads · group]`, or none.
+  std::vector<float> sink_logits() const {
+    std::vector<float> x(static_cast<std::size_t>(sinks ? heads * group : 0));
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      x[i] = static_cast<float>(i * 7 % 5) - 1.5F;
+    }
+    return x;
+  }
+  /// The sum of exponentials over e^max that a softmax begins with.
+  double sink(index_t h, index_t g, double max) const {
+    return sinks ? std::exp(double{sink_logits()[static_cast<std::size_t>(h * group + g)]} - max)
+                 : 0;
+  }
+  /// A model's logit of a product, but for the log-mass.
+  double logit(double dot) const {
+    const double l = double{scale} * dot, cap = double{soft_cap};
+    return cap == 0 ? l : cap * std::tanh(l / cap);
+  }
   index_t stride() const { return capacity + spare; }
   /// Heads that share a sequence's slots, or its pages: all, or two of an even number.
   index_t together() const { return !paged && !sequences ? 1 : heads % 2 == 0 ? 2 : heads; }
@@ -118,7 +139,7 @@ struct device_cache {
   device_buffer<index_t> table;
   device_buffer<float> log_mass;
   device_buffer<index_t> position, length, next_position;
-  device_buffer<float> columns, memory;
+  device_buffer<float> columns, memory, sinks;
   static constexpr index_t predicted_stride = compared_rows + 3;  // another than by default
   device_buffer<index_t> predicted;
   state_view state;
@@ -139,6 +160,7 @@ struct device_cache {
         next_position(lengths),
         columns(slots() * folds.size()),
         memory(static_cast<std::size_t>(c.heads * floats), 0),
+        sinks(c.sink_logits()),
         predicted(static_cast<std::size_t>(c.heads * predicted_stride), -1) {
     emulator::chance random{seed};
     for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -235,13 +257,15 @@ struct device_cache {
             nullptr,
             0,
             shape.stride(),
-            slots_paged() ? slot_page() : 0};
+            slots_paged() ? slot_page() : 0,
+            {shape.soft_cap, shape.scale},
+            shape.sinks ? sinks.data() : nullptr};
   }
 
   void check_guards() const {
     CHECK((keys.intact() && values.intact() && table.intact() && log_mass.intact() &&
            position.intact() && length.intact() && next_position.intact() && columns.intact() &&
-           memory.intact() && predicted.intact()));
+           memory.intact() && sinks.intact() && predicted.intact()));
   }
 
  private:

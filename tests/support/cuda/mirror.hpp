@@ -41,7 +41,9 @@ fixtures::cache<Scalar> cache_of(const cache_case& c) {
                                   .dim = c.dim,
                                   .capacity = c.capacity,
                                   .scale = c.scale,
-                                  .rope = c.rope == nullptr ? rotary() : *c.rope}};
+                                  .rope = c.rope == nullptr ? rotary() : *c.rope,
+                                  .soft_cap = c.soft_cap,
+                                  .sink_logits = c.sink_logits()}};
 }
 
 /// The device's copy of `kv` and `state`, for a policy `p`.

@@ -44,14 +44,14 @@ void attend_by_loops(device_cache<Scalar>& kv, const float* q, const float* k, c
       kv.value(h, n)[i] = from_float<Scalar>(v[h * c.dim + i]);
     }
     for (index_t g = 0; g < c.group; ++g) {
-      double sum = 0;
+      double sum = c.sink(h, g, 0);
       for (index_t s = 0; s < std::min(n + 1, c.capacity); ++s) {
         double dot = 0;
         for (index_t i = 0; i < c.dim; ++i) {
           dot += double{q[(h * c.group + g) * c.dim + i]} * double{to_float(kv.key(h, s)[i])};
         }
         const double mass = s < n ? double{kv.log_mass[kv.at(h, s)]} : 0.0;
-        sum += std::exp(double{c.scale} * dot + mass);
+        sum += std::exp(c.logit(dot) + mass);
       }
       out[h * c.group + g] = static_cast<float>(std::log(sum));
     }

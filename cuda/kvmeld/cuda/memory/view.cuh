@@ -29,6 +29,17 @@ struct active_heads {
   }
 };
 
+/// A model's soft cap, `{cap, scale}`: a logit is `cap · tanh(scale · q·k / cap) + log-mass`.
+struct capped_logits {
+  float cap = 0;  ///< 0: none
+  float in = 0;   ///< 2^(in · dot) = e^(2 scale · dot / cap)
+  float out = 0;  ///< of tanh; a product again, of which `scale` makes a logit
+
+  capped_logits() = default;
+  capped_logits(float soft_cap, float scale)
+      : cap(soft_cap), in(2 * log2_e * scale / soft_cap), out(soft_cap / scale) {}
+};
+
 /// All KV heads (batch × layer × KV head, flattened), each with its own length.
 template <class Scalar>
 struct cache_view {
@@ -87,6 +98,10 @@ struct cache_view {
   /// of a page]`, found by the keys' table: numbers, page to page, fewer than 2^31 in all. 0: they
   /// are dense.
   index_t slot_page = 0;
+
+  /// As in `kvmeld::attention_spec`. Sinks are `[heads, group]`, on the device; null: none.
+  capped_logits soft_cap = {};
+  const float* sink_logits = nullptr;
 
   /// Numbers of a page: one for each slot of each head of a sequence.
   std::ptrdiff_t slots_in_page() const {
@@ -194,6 +209,9 @@ void check(const cache_view<Scalar>& cache) {
   expects(cache.heads >= 0 && cache.capacity >= 1 && cache.capacity <= max_capacity,
           "cuda: expected at least 0 heads and a capacity of 1 to ", max_capacity, " slots, got ",
           cache.heads, " heads and ", cache.capacity, " slots");
+  const capped_logits& x = cache.soft_cap;
+  expects(x.cap == 0 || (x.in > 0 && x.out > 0 && x.out == x.cap / cache.scale),
+          "cuda: expected a soft_cap above 0 with the cache's scale, got ", x.cap);
   expects(cache.stride() >= cache.capacity, "cuda: expected a slot_stride of at least ",
           cache.capacity, " slots, got ", cache.stride());
   expects(cache.slot_page == 0 ||

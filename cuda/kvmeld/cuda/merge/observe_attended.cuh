@@ -82,7 +82,8 @@ struct step_logits {
     }
     unrolled<many, heads>([&](index_t u, index_t r) {
       const index_t s = rows.slot(u);
-      const float x = reduce_sum(dot[u][r], rows.lanes);
+      float x = reduce_sum(dot[u][r], rows.lanes);
+      cap_products(cache, x);
       if (s < rows.end && g + r < cache.group && lane() % rows.lanes == r % rows.lanes) {
         const float mass = s < cached ? cache.log_mass_of(h)[s] : 0.0F;
         to.logits_of(cache, s)[g + r] = cache.scale * x + mass;

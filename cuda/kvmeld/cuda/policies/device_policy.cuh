@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <string_view>
 
 #include "kvmeld/cuda/memory/head_budgets.cuh"
 #include "kvmeld/cuda/memory/work_memory.cuh"
@@ -58,25 +59,22 @@ constexpr void expect_on_device() {
                 "kvmeld/cuda/policies/<its name>.cuh, or specialise kvmeld::cuda::device_policy");
 }
 
-/// Refused (`unsupported`): what a model computes and the kernels do not.
-template <class Spec>
-void expect_plain(const Spec& spec) {
-  const auto expect = [](bool absent, const char* what) {
-    expects(errc::unsupported, absent, "cuda: expected no ", what,
-            " (not carried out by the kernels), got one");
-  };
-  expect(spec.soft_cap == 0, "soft_cap");
-  expect(spec.sink_logits.empty(), "sink_logits");
-  expect(spec.alibi_slopes.empty(), "alibi_slopes");
-  expect(spec.window == 0, "window");
-  expect(spec.value_dim == 0 || spec.value_dim == spec.key_dim, "value_dim other than key_dim");
+/// Refused (`unsupported`): what a model computes and the kernels of `whose` do not.
+inline void expect_no(const char* what, bool is_there, std::string_view whose = "the") {
+  expects(errc::unsupported, !is_there, "cuda: expected no ", what, " (not carried out by ", whose,
+          " kernels), got one");
 }
 
-/// The rule of `policy` for the model of `cache`. Refused: an `attention_spec` of another shape, or
-/// of more than the kernels compute.
+/// The rule of `policy` for the model of `cache`. Refused: an `attention_spec` of another shape,
+/// cap or sinks than the cache's, or of more than the kernels compute.
 template <class Policy, class Scalar, class Spec = attention_spec>
 auto rule_of(const Policy& policy, const cache_view<Scalar>& cache) {
   expect_on_device<Policy>();
+  using rule_type = decltype(device_policy<Policy>::rule(policy, Spec{}));
+  if constexpr (requires { rule_type::plain_attention; }) {
+    expect_no("soft_cap", cache.soft_cap.cap != 0, Policy::name());
+    expect_no("sink_logits", cache.sink_logits != nullptr, Policy::name());
+  }
   if (cache.spec == nullptr) {
     return device_policy<Policy>::rule(
         policy, Spec{.kv_heads = cache.heads, .group = cache.group, .key_dim = cache.dim});
@@ -85,7 +83,14 @@ auto rule_of(const Policy& policy, const cache_view<Scalar>& cache) {
   expects(spec.key_dim == cache.dim && spec.group == cache.group,
           "cuda: expected an attention_spec with key_dim ", cache.dim, " and group ", cache.group,
           ", got ", spec.key_dim, " and ", spec.group);
-  expect_plain(spec);
+  const bool has_sinks = !spec.sink_logits.empty();
+  expects(spec.soft_cap == cache.soft_cap.cap && has_sinks == (cache.sink_logits != nullptr),
+          "cuda: expected a cache with its attention_spec's soft_cap and sink_logits, ",
+          spec.soft_cap, has_sinks ? " and some" : " and none", ", got ", cache.soft_cap.cap,
+          cache.sink_logits != nullptr ? " and some" : " and none");
+  expect_no("alibi_slopes", !spec.alibi_slopes.empty());
+  expect_no("window", spec.window != 0);
+  expect_no("value_dim other than key_dim", spec.value_dim != 0 && spec.value_dim != spec.key_dim);
   return device_policy<Policy>::rule(policy, spec);
 }
 

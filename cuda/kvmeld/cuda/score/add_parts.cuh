@@ -2,7 +2,7 @@
 /// Parts of `stream_columns` made one, in order.
 #pragma once
 
-#include "kvmeld/cuda/memory/view.cuh"
+#include "kvmeld/cuda/score/logit_terms.cuh"
 #include "kvmeld/cuda/score/stream_sums.cuh"
 
 namespace kvmeld::cuda::detail {
@@ -63,8 +63,8 @@ struct combine_log_sums {
       const float x = partial[k * stride + at];
       sum += x == lowest_score ? 0.0F : exp2_approx((x - most) * log2_e);
     }
-    log_sum_exp[std::ptrdiff_t{h} * all + i] =
-        sum == 0 ? lowest_score : most + log2_approx(sum) * ln_2;
+    log_sum_exp[std::ptrdiff_t{h} * all + i] = with_sink(
+        cache, h, i / queries.count, sum == 0 ? lowest_score : most + log2_approx(sum) * ln_2);
   }
 };
 

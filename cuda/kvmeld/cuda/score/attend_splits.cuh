@@ -72,16 +72,21 @@ struct attend_rows {
       for (index_t u = 0; u < unroll; ++u) {
         const index_t s = base + (u * warps + warp()) * rows + lane() / lanes;
         const float mass = s < share.cached && s < share.end ? cache.log_mass_of(h)[s] : 0.0F;
+        float dot[Heads] = {};
         KVMELD_UNROLL
         for (index_t g = 0; g < Heads; ++g) {
-          float dot = 0, observed = lowest_score;
           KVMELD_UNROLL
           for (index_t j = 0; j < own; ++j) {
-            dot += q[g][j] * to_float(k[u][j / width][j % width]);
+            dot[g] += q[g][j] * to_float(k[u][j / width][j % width]);
           }
-          dot = reduce_sum(dot, lanes);
+          dot[g] = reduce_sum(dot[g], lanes);
+        }
+        call.cap(dot);
+        KVMELD_UNROLL
+        for (index_t g = 0; g < Heads; ++g) {
+          float observed = lowest_score;
           logit[u][g] =
-              s < share.end ? call.masses(cache, h, s, dot, mass, observed) : lowest_score;
+              s < share.end ? call.masses(cache, h, s, dot[g], mass, observed) : lowest_score;
           if (call.to.logits != nullptr && s < share.end && g0 + g < cache.group &&
               lane() % lanes == g % lanes) {
             call.to.logits_of(cache, s)[g0 + g] = observed;

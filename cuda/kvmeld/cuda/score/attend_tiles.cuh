@@ -215,6 +215,7 @@ struct attend_tiles {
   /// Logits from products, and what is observed of them into memory.
   KVMELD_DEVICE void make_logits(const slot_share& share, index_t end, index_t s0, float mass,
                                  float (&x)[Eights][4]) const {
+    call.cap(x);
     const float masses[2] = {shuffle(mass, lane() / 4), shuffle(mass, lane() / 4 + 8)};
     KVMELD_UNROLL
     for (index_t t = 0; t < Eights; ++t) {

@@ -64,6 +64,14 @@ struct attention_call {
     return queries + (std::ptrdiff_t{place_of_block()} * cache.group + g) * cache.dim;
   }
 
+  /// Of shared entries a model has no cap.
+  template <class Products>
+  KVMELD_DEVICE void cap(Products& x) const {
+    if constexpr (std::is_same_v<Masses, log_masses>) {
+      cap_products(cache, x);
+    }
+  }
+
   /// Appends the new token's rows, by a warp of the block that attends it. Its other numbers are
   /// the next launch's.
   KVMELD_DEVICE void append(const slot_share& share, bool aligned) const {
@@ -85,7 +93,8 @@ struct attention_call {
     }
   }
 
-  /// The block's attention from its warps', in their order: maxima and sums `[Warps, Heads]`, Σ e v
+  /// The block's attention from its warps', in their order, and of the first split the sinks:
+  /// maxima and sums `[Warps, Heads]`, Σ e v
   /// `[Warps, Heads, Pitch]`, the first of `Heads` query heads is `g0`. Four dims a thread. Of one
   /// split this is the output.
   template <index_t Warps, index_t Heads, index_t Pitch, class Numbers, class Sums>
@@ -95,11 +104,13 @@ struct attention_call {
     const index_t quads = (cache.dim + 3) / 4;
     for (index_t e = thread_index(); e < heads * quads; e += Warps * 32) {
       const index_t g = e / quads, i = e % quads * 4;
-      float top = lowest_score, total = 0;
+      const float sink = share.split == 0 ? sink_of(cache, share.head, g0 + g) : lowest_score;
+      float top = sink;
       KVMELD_UNROLL
       for (index_t w = 0; w < Warps; ++w) {
         top = higher_of(top, max[w * Heads + g]);
       }
+      float total = softmax_weight(sink, top);
       vector_16<float> x;
       KVMELD_UNROLL
       for (index_t w = 0; w < Warps; ++w) {
@@ -175,6 +186,7 @@ KVMELD_DEVICE void attend_new_token(const attention_call<Scalar, Masses>& call,
       }
     }
     x = reduce_sum(x, 4);
+    call.cap(x);
     KVMELD_UNROLL
     for (index_t j = 0; j < 2; ++j) {
       const index_t g = t * 8 + lane() % 4 * 2 + j;

@@ -73,7 +73,7 @@ struct column_streams {
       weights.log2_decay = log2_decay;
       sums<measured::one_sum>(log_sum_exp, weights, {{out.decayed}});
     }
-    if (out.largest != nullptr) {
+    if (out.largest != nullptr && cache.soft_cap.cap == 0) {
       sums<measured::largest>(log_sum_exp, {}, {{out.largest}});
     }
   }
@@ -159,19 +159,24 @@ void column_scores(const cache_view<Scalar>& cache, const Queries& queries,
     log_sums(cache, queries, memory, memory.log_sum_exp, stream);
     given = memory.log_sum_exp;
   }
+  column_sums rest = out;
   if constexpr (sizeof(product_scalar<Scalar, Queries>) == 2) {
     const bool maxima = options.combine == group_combine::max && cache.group > 1;
     if (!maxima && streams(cache, queries)) {
-      return with_depth<64, 128>(cache.dim, [&](auto depth) {
+      rest = {.largest = cache.soft_cap.cap == 0 ? nullptr : out.largest};
+      with_depth<64, 128>(cache.dim, [&](auto depth) {
         column_streams<Scalar, decltype(depth)::value, Queries>{cache, queries, memory, stream}
             .sums(options, out, given);
       });
+      if (rest.largest == nullptr) {
+        return;
+      }
     }
   }
   with_depth<128, 256>(cache.dim, [&](auto depth) {
     using kernel = slot_sums<Scalar, decltype(depth)::value, Queries>;
     const auto tiles = blocks_of(cache.capacity, kernel::shape::rows);
-    launch(kernel{cache, queries, given, out, options.combine, options.window,
+    launch(kernel{cache, queries, given, rest, options.combine, options.window,
                   static_cast<float>(std::log(static_cast<double>(options.decay))),
                   cache.aligned() && queries.aligned()},
            {cache.blocks(), tiles}, stream);
@@ -185,9 +190,9 @@ void column_scores(const cache_view<Scalar>& cache, const Queries& queries,
 /// `length` numbers of each head's `[capacity]` are written. Two launches, one when the log-sum-exp
 /// is given, one more for each of these where rows are few and columns are split. half and bfloat16
 /// with rows at multiples of 16 bytes and a dim of 8, 16 ... 128 stream past tensor cores: K is
-/// read once per 256 queries, Q once per 256 slots. The rest, and sums of a group's largest, take a
-/// plain path of half the tile. Deterministic: the parts depend on the shape alone. Memory:
-/// `column_scores_workspace_bytes`, whatever is asked.
+/// read once per 256 queries, Q once per 256 slots. The rest, sums of a group's largest, and the
+/// largest under a soft cap take a plain path of half the tile. Deterministic: the parts depend on
+/// the shape alone. Memory: `column_scores_workspace_bytes`, whatever is asked.
 template <class Scalar>
 void column_scores(const cache_view<Scalar>& cache, const query_rows<Scalar>& queries,
                    const column_options& options, const column_sums& out, workspace memory,

@@ -7,6 +7,7 @@
 #include <type_traits>  // std::conditional_t
 
 #include "kvmeld/cuda/memory/tile.cuh"
+#include "kvmeld/cuda/score/logit_terms.cuh"
 
 namespace kvmeld::cuda {
 
@@ -224,6 +225,7 @@ struct query_log_sums {
       sync_block();
       typename shape::products x;
       shape::multiply(shared.queries, shared.keys[turn], cache.dim, x);
+      cap_products(cache, x);
       unrolled<shape::row_tiles, 2>([&](index_t m, index_t i) {
         float higher = max[m][i];
         KVMELD_UNROLL
@@ -260,7 +262,7 @@ struct query_log_sums {
       const index_t q = i0 + shape::row(m, 2 * i);
       if (lane() % 4 == 0 && q < queries.count) {
         log_sum_exp[(std::ptrdiff_t{h} * cache.group + g) * queries.count + q] =
-            all == 0 ? lowest_score : higher + logarithm(all);
+            with_sink(cache, h, g, all == 0 ? lowest_score : higher + logarithm(all));
       }
     });
   }

@@ -108,6 +108,7 @@ struct slot_sums {
       sync_block();
       typename shape::products x;
       shape::multiply(shared.keys, shared.queries[turn], cache.dim, x);
+      cap_products(cache, x);
       unrolled<shape::row_tiles, shape::column_tiles, 4>([&](index_t m, index_t c, index_t j) {
         const index_t column = shape::column(c, j);
         const float l = cache.scale * x[m][c][j] + mass[m][j / 2];

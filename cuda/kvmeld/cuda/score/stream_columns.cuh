@@ -106,7 +106,7 @@ struct stream_columns {
     const auto mark = [&](bounds x) {
       const bool seen = of_queries ? x.low <= mine.last : x.high >= mine.first;
       const bool whole = of_queries ? x.high <= mine.first : x.low >= mine.last && !mine.heavy;
-      return (whole ? 2 : 0) | (seen ? 1 : 0);
+      return (whole && cache.soft_cap.cap == 0 ? 2 : 0) | (seen ? 1 : 0);
     };
     walk tiles{(all_columns + shape::columns - 1) / shape::columns};
     tiles.tiles = (tiles.tiles - part + parts - 1) / parts;
@@ -185,10 +185,13 @@ struct stream_columns {
       }
       shared.position[at] = staged_position;
     };
-    // Masses too: scale (x + mass / scale).
+    // A model's cap, and masses: scale (x + mass / scale).
     const float unseen = base > 0 ? lowest_score : -lowest_score;
     const auto mask = [&](typename shape::products& x, index_t stage, index_t s0) {
       const index_t first = stage * shape::columns + s0;
+      if constexpr (What != measured::largest) {  // for which registers are missing
+        cap_products(cache, x);
+      }
       shape::each(x, [&](float dot, index_t row, index_t of_sub) {
         const index_t column = first + of_sub;
         const index_t r = shared.row_position[row], s = shared.position[column];
@@ -279,7 +282,7 @@ struct stream_columns {
           const auto place = grouped.at(r);
           if (lane() % 4 == 0 && r < all_rows && place.i < asked.count) {
             out[0][at + (std::ptrdiff_t{head} * cache.group + place.g) * asked.count + place.i] =
-                sum;
+                part_stride == 0 ? with_sink(cache, head, place.g, sum) : sum;
           }
         } else {
           KVMELD_UNROLL

@@ -17,7 +17,8 @@ struct ems_plan_memory;
 /// order depends on all tokens, so that launches of their own remove it.
 struct ems_rule {
   static constexpr index_t columns = 5;
-  static constexpr bool observes = true, evicts = true, merges = true, shares = true;
+  static constexpr bool observes = true, evicts = true, merges = true, shares = true,
+                        plain_attention = true;
   using plan_memory = detail::ems_plan_memory;
   group_combine combine = group_combine::sum;
   index_t sinks = 4, window = 32, kernel = 7;

@@ -51,7 +51,9 @@ struct estimate_slots {
       }
       float most = lowest_score, sum = 0;  // of the group
       for (index_t g = 0; g < cache.group; ++g) {
-        const float l = cache.scale * dot(shared, r, queries.at(h, g, i));
+        float l = dot(shared, r, queries.at(h, g, i));
+        cap_products(cache, l);
+        l *= cache.scale;
         if (l > most) {
           sum = sum * exponential(most - l) + 1, most = l;
         } else {
