@@ -32,5 +32,8 @@ template void every_kernel<KVMELD_SCALAR>::call<
     position_rule, sum_rule, window_rule, kvmerger_rule, zsmerge_rule, d2o_rule, keepkv_rule,
     ems_rule, fold_rule>(const cache_view<KVMELD_SCALAR>&, const state_view&, const KVMELD_SCALAR*,
                          KVMELD_SCALAR*, const detail::step_memory<ems_rule>&, workspace, stream);
+template void attend_observe(const sum_rule&, const cache_view<q8_0<KVMELD_SCALAR>>&,
+                             const state_view&, const KVMELD_SCALAR*, KVMELD_SCALAR*, float*,
+                             workspace, stream);
 
 }  // namespace kvmeld::cuda

@@ -48,6 +48,17 @@ TEST_CASE("compress: soft caps and sinks") {
   check(zsmerge{}, 207);
 }
 
+TEST_CASE("compress: rows in q8_0") {
+  const auto check = [](const auto& policy, std::uint64_t seed) {
+    check_compress<kvmeld::q8_0>(policy, {.heads = 2, .dim = 32, .group = 2},
+                                 {.slots = 24, .shuffled = true, .steps = 4}, 1e-5, seed);
+    check_compress<kvmeld::q8_0>(policy, {.heads = 1, .dim = 72, .paged = true, .odd = 6},
+                                 {.slots = 24, .random = true, .steps = 2}, 1e-5, seed + 1);
+  };
+  check(h2o{}, 93);
+  check(snapkv{.window = 8}, 95);
+}
+
 TEST_CASE("compress takes prompts of several blocks") {
   check_compress<Eigen::half>(zsmerge{.residual = 4}, {.heads = 1, .dim = 8, .group = 1},
                               {.length = 2100, .queries = 20, .slots = 600, .random = true}, 1e-3,

@@ -96,6 +96,43 @@ TEST_CASE("step: more slots than a block asks for at once") {
   check(snapkv{.window = 8}, 141);
 }
 
+// A block's largest number is 2: codes times the scale, and their products, are exact.
+TEST_CASE("step: rows in q8_0") {
+  const auto check = [](const auto& policy, std::uint64_t seed) {
+    const cache_case c{.heads = 2, .capacity = 25, .dim = 32, .group = 6};
+    check_steps<kvmeld::q8_0>(policy, c, 22, {24}, 20, data::integers, 1e-5, seed);
+    check_steps<kvmeld::q8_0>(policy, c, 22, {18, 24}, 20, data::integers, 1e-5, seed + 1, 2,
+                              attends::engine);
+    check_steps<kvmeld::q8_0>(
+        policy, {.heads = 2, .capacity = 28, .dim = 40, .group = 4, .paged = true, .odd = 12}, 20,
+        {18, 24}, 12, data::random, 1e-5, seed + 2);
+  };
+  check(streaming_llm{}, 151);
+  check(h2o{}, 161);
+  check(snapkv{.window = 4}, 171);
+}
+
+TEST_CASE("rows in q8_0 are refused for policies that merge") {
+  const zsmerge merges;
+  const cache_case c{.capacity = 40};
+  auto kv = cache_of<kvmeld::q8_0>(c);
+  mirror<kvmeld::q8_0> twin(merges, kv, fixtures::make_state(merges, kv), c);
+  const auto view = twin.device.view();
+  const auto& state = twin.device.state;
+  device_buffer<unsigned char> memory(workspace_bytes(merges, view));
+  const workspace space{memory.data(), memory.size()};
+  float x = 0;
+  const auto message = [](const char* call) {
+    return Catch::Contains(std::string(call) +
+                           ": expected zsmerge with rows of float, half or bfloat16, got q8_0");
+  };
+  CHECK_THROWS_WITH(compress(merges, view, state, {}, budget{30}, space, order()),
+                    message("cuda compress"));
+  CHECK_THROWS_WITH(observe(merges, view, state, {&x, 1}, space, order()), message("cuda observe"));
+  CHECK_THROWS_WITH(step(merges, view, state, &x, {&x, &x}, budget{30}, &x, space, order()),
+                    message("cuda step"));
+}
+
 #ifdef __CUDACC__
 TEST_CASE("step: captured in a graph") {
   const cache_case c{.heads = 2, .capacity = 33, .dim = 32, .group = 2};

@@ -17,8 +17,8 @@ namespace kvmeld::cuda {
 /// (`step`). An empty head's output is 0.
 template <class Scalar, class Rule>
 void attend_observe(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                    const Scalar* queries, Scalar* out, float* log_sum_exp, workspace memory,
-                    stream stream) {
+                    const row_number<Scalar>* queries, row_number<Scalar>* out, float* log_sum_exp,
+                    workspace memory, stream stream) {
   check(cache), detail::check_rule(rule, cache, state, "cuda attend");
   workspace_allocator from(memory);
   const auto work = detail::allocate_step(from, rule, detail::shape_of(cache), false);
@@ -29,8 +29,8 @@ void attend_observe(const Rule& rule, const cache_view<Scalar>& cache, const sta
 
 /// Attention alone.
 template <class Scalar>
-void attend(const cache_view<Scalar>& cache, const Scalar* queries, Scalar* out, float* log_sum_exp,
-            workspace memory, stream stream) {
+void attend(const cache_view<Scalar>& cache, const row_number<Scalar>* queries,
+            row_number<Scalar>* out, float* log_sum_exp, workspace memory, stream stream) {
   attend_observe(no_rule{}, cache, state_view{}, queries, out, log_sum_exp, memory, stream);
 }
 

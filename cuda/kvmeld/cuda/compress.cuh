@@ -16,13 +16,15 @@ namespace kvmeld::cuda {
 /// `device_policy` does not compile.
 template <class Policy, class Scalar, budgets Budgets = budget>
 void compress(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
-              const query_rows<Scalar>& queries, const Budgets& limits, workspace memory,
-              stream stream) {
+              const query_rows<row_number<Scalar>>& queries, const Budgets& limits,
+              workspace memory, stream stream) {
   check(cache), check(queries, 0, "cuda compress");
   const auto rule = detail::rule_of(policy, cache);
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;
-  if constexpr (rule_type::evicts) {
+  if constexpr (!reads_rows<rule_type, Scalar>) {
+    detail::refuse_rows<Policy>("cuda compress");
+  } else if constexpr (rule_type::evicts) {
     expects(errc::unsupported, !remembers<rule_type> || queries.indptr == nullptr,
             "cuda compress: expected ", Policy::name(),
             " with an indptr in observe and lookahead alone, got one");

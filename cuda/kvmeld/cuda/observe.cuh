@@ -15,16 +15,18 @@ namespace kvmeld::cuda {
 /// without a CUDA path.
 template <class Policy, class Scalar>
 void observe(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
-             const query_rows<Scalar>& queries, workspace memory, stream stream) {
+             const query_rows<row_number<Scalar>>& queries, workspace memory, stream stream) {
   check(cache), check(queries, 1, "cuda observe");
   const auto rule = detail::rule_of(policy, cache);
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;
-  if constexpr (rule_type::evicts) {
+  if constexpr (!reads_rows<rule_type, Scalar>) {
+    detail::refuse_rows<Policy>("cuda observe");
+  } else if constexpr (rule_type::evicts) {
     policy.validate();
     detail::check_state(policy, rule, cache, state, "cuda observe");
   }
-  if constexpr (rule_type::evicts && observes_prompts<rule_type>) {
+  if constexpr (reads_rows<rule_type, Scalar> && rule_type::evicts && observes_prompts<rule_type>) {
     workspace_allocator from(memory);
     const auto work = detail::allocate_prompt(
         from, rule,

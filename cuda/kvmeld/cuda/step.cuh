@@ -43,17 +43,21 @@ void step_by(const Policy& policy, const cache_view<Scalar>& cache, const state_
   workspace_allocator from(memory);
   const auto work = allocate_step(from, rule, shape_of(cache), plans);
   from.check("cuda step");
-  attend(in_memory(rule, work), step_options{true, !plans, limits}, work.partial);
-  if constexpr (rule_type::evicts) {
-    if (plans && limits.none_due()) {
-      return;
-    }
-    if (plans) {
-      device::plan(rule, cache, state, limits, work.plan, stream);
-    } else if constexpr (requires {
-                           device::remove_one(rule, cache, state, limits, work, stream);
-                         }) {
-      device::remove_one(rule, cache, state, limits, work, stream);
+  if constexpr (!reads_rows<rule_type, Scalar>) {
+    refuse_rows<Policy>("cuda step");
+  } else {
+    attend(in_memory(rule, work), step_options{true, !plans, limits}, work.partial);
+    if constexpr (rule_type::evicts) {
+      if (plans && limits.none_due()) {
+        return;
+      }
+      if (plans) {
+        device::plan(rule, cache, state, limits, work.plan, stream);
+      } else if constexpr (requires {
+                             device::remove_one(rule, cache, state, limits, work, stream);
+                           }) {
+        device::remove_one(rule, cache, state, limits, work, stream);
+      }
     }
   }
 }
@@ -78,8 +82,8 @@ void step_by(const Policy& policy, const cache_view<Scalar>& cache, const state_
 /// not fit, policies and modes without a CUDA path.
 template <class Policy, class Scalar, budgets Budgets = budget>
 void step(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
-          const Scalar* queries, const new_tokens<Scalar>& fresh, const Budgets& limits,
-          Scalar* out, workspace memory, stream stream) {
+          const row_number<Scalar>* queries, const new_tokens<row_number<Scalar>>& fresh,
+          const Budgets& limits, row_number<Scalar>* out, workspace memory, stream stream) {
   expects(fresh.keys != nullptr && fresh.values != nullptr, "cuda step: expected keys and values [",
           cache.heads, ", ", cache.dim, "] of the new tokens, got null");
   detail::step_by(policy, cache, state, limits, memory, stream,
@@ -94,8 +98,8 @@ void step(const Policy& policy, const cache_view<Scalar>& cache, const state_vie
 /// (`unsupported`): policies whose attention the engine cannot compute (`ems`).
 template <class Policy, class Scalar, budgets Budgets = budget>
 void step(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
-          const step_attention<Scalar>& attended, const Budgets& limits, workspace memory,
-          stream stream) {
+          const step_attention<row_number<Scalar>>& attended, const Budgets& limits,
+          workspace memory, stream stream) {
   expects(attended.queries != nullptr && attended.log_sum_exp != nullptr,
           "cuda step: expected queries and log_sum_exp of the engine's attention, got null");
   detail::step_by(policy, cache, state, limits, memory, stream,
@@ -142,9 +146,9 @@ struct list_accepting {
 /// written: as of `step`.
 template <class Policy, class Scalar, budgets Budgets = budget>
 void accept(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
-            const Scalar* queries, const new_tokens<Scalar>& drafted, index_t tokens,
-            const index_t* accepted, const Budgets& limits, Scalar* out, index_t* list,
-            workspace memory, stream stream) {
+            const row_number<Scalar>* queries, const new_tokens<row_number<Scalar>>& drafted,
+            index_t tokens, const index_t* accepted, const Budgets& limits, row_number<Scalar>* out,
+            index_t* list, workspace memory, stream stream) {
   expects(tokens >= 0 && accepted != nullptr && list != nullptr && drafted.keys != nullptr &&
               drafted.values != nullptr,
           "cuda accept: expected at least 0 tokens, how many are accepted, and a list, got ",
@@ -156,8 +160,8 @@ void accept(const Policy& policy, const cache_view<Scalar>& cache, const state_v
     launch(kernel{cache.active, accepted, places, t, list}, {blocks_of(places, kernel::threads)},
            stream);
     step(policy, cache.with_active(list, places), state, queries + rows,
-         new_tokens<Scalar>{drafted.keys + row, drafted.values + row}, limits, out + rows, memory,
-         stream);
+         new_tokens<row_number<Scalar>>{drafted.keys + row, drafted.values + row}, limits,
+         out + rows, memory, stream);
   }
 }
 

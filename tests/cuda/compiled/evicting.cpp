@@ -21,5 +21,8 @@ template struct policy_calls<tova, bfloat16>;
 template struct policy_calls<snapkv, float>;
 template struct policy_calls<snapkv, half>;
 template struct policy_calls<snapkv, bfloat16>;
+template struct policy_calls<streaming_llm, q8_0<float>>;
+template struct policy_calls<h2o, q8_0<float>>;
+template struct policy_calls<snapkv, q8_0<float>>;
 
 }  // namespace kvmeld::cuda

@@ -129,6 +129,18 @@ inline float whole(emulator::chance& random, index_t most) {
       static_cast<index_t>(random.below(static_cast<std::uint32_t>(2 * most + 1))) - most);
 }
 
+/// Number `i` of a row of the device's.
+template <class Scalar>
+float number_at(const Scalar* row, index_t, index_t i) {
+  return to_float(row[i]);
+}
+template <class Number>
+float number_at(const q8_0<Number>* row, index_t dim, index_t i) {
+  half scale;
+  std::memcpy(&scale, row + padded<q8_0<Number>>(dim) + i / block_numbers * 2, sizeof scale);
+  return to_float(scale) * static_cast<float>(row[i].code);
+}
+
 /// A cache with its own memory and a state of `columns` columns.
 template <class Scalar>
 struct device_cache {
@@ -148,7 +160,7 @@ struct device_cache {
   device_cache(const cache_case& c, const std::vector<index_t>& lengths, std::uint64_t seed,
                std::vector<slot_reduce> folds = {}, index_t floats = 0)
       : shape(c),
-        side(c.dim + c.odd),
+        side(row_elements<Scalar>(c.dim) + c.odd),
         row(side * c.together()),
         pages((c.capacity + c.page - 1) / c.page),
         keys(elements()),
@@ -163,9 +175,11 @@ struct device_cache {
         sinks(c.sink_logits()),
         predicted(static_cast<std::size_t>(c.heads * predicted_stride), -1) {
     emulator::chance random{seed};
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      keys.host()[i] = from_float<Scalar>(whole(random, 4));
-      values.host()[i] = from_float<Scalar>(whole(random, 8));
+    if constexpr (!in_blocks<Scalar>) {
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        keys.host()[i] = from_float<Scalar>(whole(random, 4));
+        values.host()[i] = from_float<Scalar>(whole(random, 8));
+      }
     }
     for (std::size_t i = 0; i < table.size(); ++i) {  // pages in an order of their own
       table.host()[i] = static_cast<index_t>((i * 7 + 3) % table.size());
@@ -184,6 +198,9 @@ struct device_cache {
         log_mass[at(h, s)] = NAN, position[at(h, s)] = -1;
       }
       for (index_t s = 0; s < c.capacity; ++s) {
+        if constexpr (in_blocks<Scalar>) {
+          fill_blocks(key(h, s), random), fill_blocks(value(h, s), random);
+        }
         log_mass[at(h, s)] = 0.25F * static_cast<float>(random.below(4));
         position[at(h, s)] = s;
         for (std::size_t k = 0; k < folds.size(); ++k) {
@@ -269,6 +286,16 @@ struct device_cache {
   }
 
  private:
+  void fill_blocks(Scalar* to, emulator::chance& random) const {
+    const index_t codes = padded<Scalar>(shape.dim);
+    for (index_t i = 0; i < codes; ++i) {
+      to[i].code = static_cast<std::int8_t>(i < shape.dim ? whole(random, 127) : 0.0F);
+    }
+    for (index_t i = codes; i < row_elements<Scalar>(shape.dim); i += 2) {
+      const half scale = from_float<half>(static_cast<float>(1U << random.below(8)) / 64);
+      std::memcpy(to + i, &scale, sizeof scale);
+    }
+  }
   std::size_t elements() const {
     const index_t sequences = shape.heads / shape.together(),
                   rows = sequences * (shape.paged ? pages * shape.page : shape.capacity);

@@ -27,12 +27,40 @@ template <>
 struct device_scalar<Eigen::bfloat16> {
   using type = bfloat16;
 };
+template <>
+struct device_scalar<kvmeld::q8_0> {
+  using type = q8_0<float>;
+};
 /// The other way.
 template <class Scalar>
-using host_scalar = std::conditional_t<
-    std::is_same_v<Scalar, half>, Eigen::half,
-    std::conditional_t<std::is_same_v<Scalar, bfloat16>, Eigen::bfloat16, Scalar>>;
+using host_scalar =
+    std::conditional_t<in_blocks<Scalar>, kvmeld::q8_0,
+                       std::conditional_t<std::is_same_v<Scalar, half>, Eigen::half,
+                                          std::conditional_t<std::is_same_v<Scalar, bfloat16>,
+                                                             Eigen::bfloat16, Scalar>>>;
 
+/// Writes a row of the library's, or numbers, as the device lays them out.
+template <class Scalar, class Row>
+void write_row(Scalar* to, const Row& from, index_t dim) {
+  for (index_t i = 0; i < dim; ++i) {
+    to[i] = from_float<Scalar>(static_cast<float>(from[i]));
+  }
+}
+template <class Number>
+void write_row(q8_0<Number>* to, const row<kvmeld::q8_0>& from, index_t dim) {
+  for (index_t i = 0; i < dim; i += block_numbers) {
+    const kvmeld::q8_0& block = from.data[i / block_numbers];
+    std::memcpy(to + i, block.codes, sizeof block.codes);
+    std::memcpy(to + padded<q8_0<Number>>(dim) + i / block_numbers * 2, &block.scale,
+                sizeof block.scale);
+  }
+}
+template <class Number>
+void write_row(q8_0<Number>* to, const float* from, index_t dim) {
+  std::vector<kvmeld::q8_0> blocks(static_cast<std::size_t>(row_size<kvmeld::q8_0>(dim)));
+  kvmeld::detail::store_row(from, row<kvmeld::q8_0>{blocks.data()}, dim);
+  write_row(to, row<kvmeld::q8_0>{blocks.data()}, dim);
+}
 /// An empty cache of that shape.
 template <class Scalar>
 fixtures::cache<Scalar> cache_of(const cache_case& c) {
@@ -75,10 +103,8 @@ struct mirror {
       std::copy_n(state[h].memory().begin(), state[h].memory().size(),
                   device.memory.host() + std::ptrdiff_t{h} * device.state.floats);
       for (index_t s = 0; s < head.length(); ++s) {
-        for (index_t i = 0; i < c.dim; ++i) {
-          device.key(h, s)[i] = from_float<scalar>(static_cast<float>(head.key(s)[i]));
-          device.value(h, s)[i] = from_float<scalar>(static_cast<float>(head.value(s)[i]));
-        }
+        write_row(device.key(h, s), head.key(s), c.dim);
+        write_row(device.value(h, s), head.value(s), c.dim);
         device.log_mass[device.at(h, s)] = head.log_mass(s);
         device.position[device.at(h, s)] = head.position(s);
         for (index_t k = 0; k < state[h].slot_stats(); ++k) {
@@ -106,8 +132,8 @@ struct mirror {
         REQUIRE(device.position[device.at(h, s)] == head.position(s));
         near(device.log_mass[device.at(h, s)], head.log_mass(s));
         for (index_t i = 0; i < head.dim(); ++i) {
-          near(to_float(device.key(h, s)[i]), static_cast<float>(head.key(s)[i]));
-          near(to_float(device.value(h, s)[i]), static_cast<float>(head.value(s)[i]));
+          near(number_at(device.key(h, s), head.dim(), i), static_cast<float>(head.key(s)[i]));
+          near(number_at(device.value(h, s), head.dim(), i), static_cast<float>(head.value(s)[i]));
         }
         for (index_t k = 0; k < state[h].slot_stats() - (places > 0 ? 1 : 0); ++k) {
           near(device.column(k, h, s), state[h].column(k)[static_cast<std::size_t>(s)]);

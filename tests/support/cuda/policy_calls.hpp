@@ -34,19 +34,22 @@ struct stream_case;
 template <class Policy, class Scalar>
 struct policy_calls {
   static void observe(const Policy& p, const cache_view<Scalar>& cache, const state_view& state,
-                      const query_rows<Scalar>& queries, workspace memory, const stream& on);
+                      const query_rows<row_number<Scalar>>& queries, workspace memory,
+                      const stream& on);
   static void compress(const Policy& p, const cache_view<Scalar>& cache, const state_view& state,
-                       const query_rows<Scalar>& queries, const head_budgets& limits,
+                       const query_rows<row_number<Scalar>>& queries, const head_budgets& limits,
                        workspace memory, const stream& on);
   static void step(const Policy& p, const cache_view<Scalar>& cache, const state_view& state,
-                   const Scalar* queries, const new_tokens<Scalar>& fresh,
-                   const head_budgets& limits, Scalar* out, workspace memory, const stream& on);
+                   const row_number<Scalar>* queries, const new_tokens<row_number<Scalar>>& fresh,
+                   const head_budgets& limits, row_number<Scalar>* out, workspace memory,
+                   const stream& on);
   static void step(const Policy& p, const cache_view<Scalar>& cache, const state_view& state,
-                   const step_attention<Scalar>& attended, const head_budgets& limits,
+                   const step_attention<row_number<Scalar>>& attended, const head_budgets& limits,
                    workspace memory, const stream& on);
   static void accept(const Policy& p, const cache_view<Scalar>& cache, const state_view& state,
-                     const Scalar* queries, const new_tokens<Scalar>& drafted, index_t tokens,
-                     const index_t* accepted, const head_budgets& limits, Scalar* out,
+                     const row_number<Scalar>* queries,
+                     const new_tokens<row_number<Scalar>>& drafted, index_t tokens,
+                     const index_t* accepted, const head_budgets& limits, row_number<Scalar>* out,
                      index_t* list, workspace memory, const stream& on);
 
   /// prompt_parity.hpp
@@ -60,15 +63,15 @@ struct policy_calls {
 template <class Policy, class Scalar>
 void policy_calls<Policy, Scalar>::observe(const Policy& p, const cache_view<Scalar>& cache,
                                            const state_view& state,
-                                           const query_rows<Scalar>& queries, workspace memory,
-                                           const stream& on) {
+                                           const query_rows<row_number<Scalar>>& queries,
+                                           workspace memory, const stream& on) {
   cuda::observe(p, cache, state, queries, memory, on);
 }
 
 template <class Policy, class Scalar>
 void policy_calls<Policy, Scalar>::compress(const Policy& p, const cache_view<Scalar>& cache,
                                             const state_view& state,
-                                            const query_rows<Scalar>& queries,
+                                            const query_rows<row_number<Scalar>>& queries,
                                             const head_budgets& limits, workspace memory,
                                             const stream& on) {
   cuda::compress(p, cache, state, queries, limits, memory, on);
@@ -76,16 +79,17 @@ void policy_calls<Policy, Scalar>::compress(const Policy& p, const cache_view<Sc
 
 template <class Policy, class Scalar>
 void policy_calls<Policy, Scalar>::step(const Policy& p, const cache_view<Scalar>& cache,
-                                        const state_view& state, const Scalar* queries,
-                                        const new_tokens<Scalar>& fresh, const head_budgets& limits,
-                                        Scalar* out, workspace memory, const stream& on) {
+                                        const state_view& state, const row_number<Scalar>* queries,
+                                        const new_tokens<row_number<Scalar>>& fresh,
+                                        const head_budgets& limits, row_number<Scalar>* out,
+                                        workspace memory, const stream& on) {
   cuda::step(p, cache, state, queries, fresh, limits, out, memory, on);
 }
 
 template <class Policy, class Scalar>
 void policy_calls<Policy, Scalar>::step(const Policy& p, const cache_view<Scalar>& cache,
                                         const state_view& state,
-                                        const step_attention<Scalar>& attended,
+                                        const step_attention<row_number<Scalar>>& attended,
                                         const head_budgets& limits, workspace memory,
                                         const stream& on) {
   cuda::step(p, cache, state, attended, limits, memory, on);
@@ -93,11 +97,12 @@ void policy_calls<Policy, Scalar>::step(const Policy& p, const cache_view<Scalar
 
 template <class Policy, class Scalar>
 void policy_calls<Policy, Scalar>::accept(const Policy& p, const cache_view<Scalar>& cache,
-                                          const state_view& state, const Scalar* queries,
-                                          const new_tokens<Scalar>& drafted, index_t tokens,
-                                          const index_t* accepted, const head_budgets& limits,
-                                          Scalar* out, index_t* list, workspace memory,
-                                          const stream& on) {
+                                          const state_view& state,
+                                          const row_number<Scalar>* queries,
+                                          const new_tokens<row_number<Scalar>>& drafted,
+                                          index_t tokens, const index_t* accepted,
+                                          const head_budgets& limits, row_number<Scalar>* out,
+                                          index_t* list, workspace memory, const stream& on) {
   cuda::accept(p, cache, state, queries, drafted, tokens, accepted, limits, out, list, memory, on);
 }
 
@@ -132,6 +137,9 @@ extern template struct policy_calls<ems, bfloat16>;
 extern template struct policy_calls<fold, float>;
 extern template struct policy_calls<fold, half>;
 extern template struct policy_calls<fold, bfloat16>;
+extern template struct policy_calls<streaming_llm, q8_0<float>>;
+extern template struct policy_calls<h2o, q8_0<float>>;
+extern template struct policy_calls<snapkv, q8_0<float>>;
 #endif
 
 }  // namespace kvmeld::cuda

@@ -55,6 +55,8 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
                                                   const prompt_case& what, double tolerance,
                                                   std::uint64_t seed) {
   using Scalar = host_scalar<scalar>;
+  using number_type = row_number<scalar>;
+  using host_number = host_scalar<number_type>;
   using calls = policy_calls;
   INFO(p.name() << ", dim " << c.dim << ", group " << c.group << ", prompt " << what.length
                 << ", target " << what.slots << ", seed " << seed);
@@ -67,11 +69,11 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
   };
   for (index_t h = 0; h < c.heads; ++h) {
     const index_t n = std::max(what.length - 9 * h, index_t{0});
-    std::vector<Scalar> k, v;
+    std::vector<host_number> k, v;
     for (index_t s = 0; s < n; ++s) {
       for (index_t i = 0; i < c.dim; ++i) {
-        k.push_back(static_cast<Scalar>(what.random ? number() : code(s, i)));
-        v.push_back(static_cast<Scalar>(what.random ? number() : whole(random, 8)));
+        k.push_back(static_cast<host_number>(what.random ? number() : code(s, i)));
+        v.push_back(static_cast<host_number>(what.random ? number() : whole(random, 8)));
       }
     }
     kv.append(h, k, v);
@@ -90,7 +92,7 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
     state[h].count_queries(1);
   }
   const index_t row = c.heads * c.group * c.dim;
-  std::vector<Scalar> q(static_cast<std::size_t>(what.queries * row));
+  std::vector<host_number> q(static_cast<std::size_t>(what.queries * row));
   std::vector<index_t> at;
   for (index_t i = 0; i < what.queries; ++i) {
     at.push_back(static_cast<index_t>(random.below(static_cast<std::uint32_t>(what.length))));
@@ -105,27 +107,27 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
       }
       for (index_t e = 0; e < c.dim; ++e) {
         q[static_cast<std::size_t>(i * row + hg * c.dim + e)] =
-            static_cast<Scalar>(what.random ? 3 * number() : code(slot, e));
+            static_cast<host_number>(what.random ? 3 * number() : code(slot, e));
       }
     }
   }
-  device_buffer<scalar> queries(q.size());
+  device_buffer<number_type> queries(q.size());
   for (std::size_t i = 0; i < q.size(); ++i) {
-    queries.host()[i] = from_float<scalar>(static_cast<float>(q[i]));
+    queries.host()[i] = from_float<number_type>(static_cast<float>(q[i]));
   }
   device_buffer<index_t> positions(at);
   auto seen = prompt_queries(q.data(), what.queries, c.heads, c.group, c.dim);
   seen.position = what.positions ? at.data() : nullptr;
-  const query_rows<scalar> rows{queries.data(), what.queries,
-                                seen.head,      seen.group,
-                                seen.row,       what.positions ? positions.data() : nullptr};
+  const query_rows<number_type> rows{queries.data(), what.queries,
+                                     seen.head,      seen.group,
+                                     seen.row,       what.positions ? positions.data() : nullptr};
 
   mirror<Scalar> twin(p, kv, state, c), again(p, kv, state, c);
   twin.nan = what.nan;
   device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view(), what.queries));
   const workspace space{memory.data(), memory.size()};
   bool merged = false;
-  const auto both = [&](const query_view<Scalar>& asked, const query_rows<scalar>& device,
+  const auto both = [&](const query_view<host_number>& asked, const query_rows<number_type>& device,
                         index_t target, bool plans) {
     uneven_budgets budgets({target}, what.apart, c.heads);
     calls::compress(p, twin.device.view(), twin.device.state, device, budgets.limits(), space,
@@ -168,21 +170,21 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
   }
   uneven_budgets budgets({what.slots, what.slots + 2}, what.apart, c.heads);
   const auto nq = c.heads * c.group * c.dim, nk = c.heads * c.dim;
-  device_buffer<scalar> dq(static_cast<std::size_t>(nq)), k(static_cast<std::size_t>(nk)),
+  device_buffer<number_type> dq(static_cast<std::size_t>(nq)), k(static_cast<std::size_t>(nk)),
       v(static_cast<std::size_t>(nk)), out(static_cast<std::size_t>(nq));
   std::vector<float> fq(dq.size()), fk(k.size()), fv(v.size()), fout(dq.size());
   for (index_t step = 0; step < what.steps; ++step) {
     INFO("step " << step);
-    const auto fill = [&](std::vector<float>& to, device_buffer<scalar>& device) {
+    const auto fill = [&](std::vector<float>& to, device_buffer<number_type>& device) {
       for (std::size_t i = 0; i < to.size(); ++i) {
-        device.host()[i] = from_float<scalar>(what.random ? number() : whole(random, 2));
+        device.host()[i] = from_float<number_type>(what.random ? number() : whole(random, 2));
         to[i] = to_float(device.host()[i]);
       }
     };
     fill(fq, dq), fill(fk, k), fill(fv, v);
     fixtures::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
     calls::step(p, twin.device.view(), twin.device.state, dq.data(),
-                new_tokens<scalar>{k.data(), v.data()}, budgets.limits(), out.data(), space,
+                new_tokens<number_type>{k.data(), v.data()}, budgets.limits(), out.data(), space,
                 order(seed));
     twin.check_same(kv, state, tolerance);
   }

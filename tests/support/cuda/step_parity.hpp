@@ -39,16 +39,17 @@ void attend_by_loops(device_cache<Scalar>& kv, const float* q, const float* k, c
   const cache_case& c = kv.shape;
   for (index_t h = 0; h < c.heads; ++h) {
     const index_t n = kv.length[h];
-    for (index_t i = 0; i < c.dim && n < c.capacity; ++i) {
-      kv.key(h, n)[i] = from_float<Scalar>(k[h * c.dim + i]);
-      kv.value(h, n)[i] = from_float<Scalar>(v[h * c.dim + i]);
+    if (n < c.capacity) {
+      write_row(kv.key(h, n), k + h * c.dim, c.dim),
+          write_row(kv.value(h, n), v + h * c.dim, c.dim);
     }
     for (index_t g = 0; g < c.group; ++g) {
       double sum = c.sink(h, g, 0);
       for (index_t s = 0; s < std::min(n + 1, c.capacity); ++s) {
         double dot = 0;
         for (index_t i = 0; i < c.dim; ++i) {
-          dot += double{q[(h * c.group + g) * c.dim + i]} * double{to_float(kv.key(h, s)[i])};
+          dot +=
+              double{q[(h * c.group + g) * c.dim + i]} * double{number_at(kv.key(h, s), c.dim, i)};
         }
         const double mass = s < n ? double{kv.log_mass[kv.at(h, s)]} : 0.0;
         sum += std::exp(c.logit(dot) + mass);
@@ -64,6 +65,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
                                                const stream_case& what, double tolerance,
                                                std::uint64_t seed) {
   using Scalar = host_scalar<scalar>;
+  using number_type = row_number<scalar>;
   const budget& limit = what.limit;
   const data kind = what.kind;
   INFO(p.name() << ", dim " << c.dim << ", group " << c.group << ", prompt " << what.prompt
@@ -73,9 +75,9 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
   auto kv = cache_of<Scalar>(c);
   auto state = fixtures::make_state(p, kv);
   const auto scalars = [&](index_t n) {
-    std::vector<Scalar> x(static_cast<std::size_t>(n));
-    for (Scalar& e : x) {
-      e = static_cast<Scalar>(number(random, kind));
+    std::vector<host_scalar<number_type>> x(static_cast<std::size_t>(n));
+    for (auto& e : x) {
+      e = static_cast<host_scalar<number_type>>(number(random, kind));
     }
     return x;
   };
@@ -96,15 +98,15 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
   mirror<Scalar> twin(p, kv, state, c);
   device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view()));
   const auto nq = c.heads * c.group * c.dim, nk = c.heads * c.dim;
-  device_buffer<scalar> q(static_cast<std::size_t>(nq)), k(static_cast<std::size_t>(nk)),
+  device_buffer<number_type> q(static_cast<std::size_t>(nq)), k(static_cast<std::size_t>(nk)),
       v(static_cast<std::size_t>(nk)), out(static_cast<std::size_t>(nq));
   device_buffer<float> log_sums(static_cast<std::size_t>(c.heads * c.group));
   std::vector<float> fq(q.size()), fk(k.size()), fv(v.size()), fout(q.size());
   double agreed = 1, worst = 0;
   for (index_t step = 0; step < what.steps; ++step) {
-    const auto fill = [&](std::vector<float>& to, device_buffer<scalar>& device, float scale) {
+    const auto fill = [&](std::vector<float>& to, device_buffer<number_type>& device, float scale) {
       for (std::size_t i = 0; i < to.size(); ++i) {
-        device.host()[i] = from_float<scalar>(scale * number(random, kind));
+        device.host()[i] = from_float<number_type>(scale * number(random, kind));
         to[i] = to_float(device.host()[i]);
       }
     };

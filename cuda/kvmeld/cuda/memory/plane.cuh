@@ -119,9 +119,10 @@ struct plane {
   KVMELD_HD const index_t* table_of(index_t i) const { return table + std::ptrdiff_t{i} * pages; }
 
   /// Do all rows begin at multiples of 16 bytes? Then they are moved so.
+  template <std::size_t Bytes = 16>
   bool aligned() const {
-    constexpr auto n = static_cast<std::ptrdiff_t>(16 / sizeof(Scalar));
-    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && head % n == 0 && row % n == 0 &&
+    constexpr auto n = static_cast<std::ptrdiff_t>(Bytes / sizeof(Scalar));
+    return reinterpret_cast<std::uintptr_t>(data) % Bytes == 0 && head % n == 0 && row % n == 0 &&
            sequence % n == 0 && page % n == 0;
   }
 };

@@ -3,9 +3,9 @@
 #pragma once
 
 #include <cstddef>      // std::ptrdiff_t, std::size_t
-#include <cstring>      // std::memcpy
 #include <type_traits>  // std::is_trivially_copyable_v
 
+#include "kvmeld/cuda/memory/narrow_rows.cuh"
 #include "kvmeld/cuda/memory/plane.cuh"
 #include "kvmeld/merge/slot_removal.hpp"
 
@@ -202,6 +202,10 @@ void check(const cache_view<Scalar>& cache) {
                                    std::int64_t{rows->pages} * rows->slots.slots >= cache.capacity),
         "cuda: expected pages for ", cache.capacity, " slots, got ", rows->pages, " of ",
         rows->slots.slots, " slots");
+    if constexpr (in_blocks<Scalar>) {
+      expects(rows->template aligned<2>(),
+              "cuda: expected rows of q8_0 at multiples of 2 bytes, got others");
+    }
   }
   expects(cache.active == nullptr ? cache.active_count == 0
                                   : cache.active_count >= 0 && cache.active_count <= cache.heads,
@@ -254,40 +258,6 @@ inline void check(const plan_view& plan, const char* what) {
 }
 
 // ---------------------------------------------------------------------------- rows
-
-/// Elements `i ...` of a row `[dim]`, 16 bytes of them; zeros beyond its end. In one access where
-/// rows are aligned, which only a ragged end is not.
-template <class Scalar>
-KVMELD_DEVICE vector_16<Scalar> load_row(const Scalar* row, index_t i, index_t dim, bool aligned) {
-  vector_16<Scalar> x;
-  vector_16<unsigned> words;  // what both ways meet in: halves would be taken apart where they are
-  if (aligned && i + vector_16<Scalar>::size <= dim) {  // loaded, and each load waited for
-    words = load_words(row + i);
-  } else {
-    KVMELD_UNROLL
-    for (index_t j = 0; j < vector_16<Scalar>::size; ++j) {
-      x[j] = i + j < dim ? row[i + j] : from_float<Scalar>(0.0F);
-    }
-    std::memcpy(static_cast<void*>(&words), &x, sizeof x);
-  }
-  std::memcpy(static_cast<void*>(&x), &words, sizeof x);
-  return x;
-}
-
-template <class Scalar>
-KVMELD_DEVICE void store_row(Scalar* row, index_t i, index_t dim, bool aligned,
-                             const vector_16<Scalar>& x) {
-  if (aligned && i + vector_16<Scalar>::size <= dim) {
-    store_16(row + i, x);
-    return;
-  }
-  KVMELD_UNROLL
-  for (index_t j = 0; j < vector_16<Scalar>::size; ++j) {
-    if (i + j < dim) {
-      row[i + j] = x[j];
-    }
-  }
-}
 
 /// `x·x` of a row `[dim]`, by a warp.
 template <class Scalar>

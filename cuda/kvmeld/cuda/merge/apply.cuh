@@ -2,6 +2,8 @@
 /// Carrying out plans: rows, log-mass, positions and columns of all heads, in place.
 #pragma once
 
+#include <type_traits>  // std::conditional_t
+
 #include "kvmeld/cuda/merge/apply_records.cuh"
 #include "kvmeld/cuda/merge/apply_slices.cuh"
 
@@ -9,11 +11,71 @@ namespace kvmeld::cuda {
 
 namespace detail {
 
+/// Rows in blocks that are made of several slots, or weighted, into their anchors' slots, which no
+/// other row reads. A warp a row.
+template <class Scalar>
+struct merge_blocks {
+  static constexpr index_t threads = 256, warps = threads / 32, width = vector_16<Scalar>::size;
+  struct shared_memory {};
+
+  cache_view<Scalar> cache;
+  plan_view plan;
+  bool aligned;
+
+  /// Grid: heads; shares of their rows.
+  KVMELD_DEVICE void operator()(shared_memory&) const {
+    const index_t h = cache.head(), step = grid_y() * warps;
+    for (index_t r = block_y() * warps + warp(); r < plan.rows[h]; r += step) {
+      merge(cache.keys.of(h), &merge_source::key_weight, plan.key_correction, h, r);
+      merge(cache.values.of(h), &merge_source::value_weight, plan.value_correction, h, r);
+    }
+  }
+
+ private:
+  KVMELD_DEVICE void merge(const head_rows<Scalar>& x, float merge_source::*weight,
+                           const float* delta, index_t h, index_t r) const {
+    const index_t* const begin = plan.begin + cache.bound(h, r);
+    const merge_source *e = plan.sources + cache.slot(h, begin[0]), *const end =
+                                                                        plan.sources +
+                                                                        cache.slot(h, begin[1]);
+    if (end - e == 1 && e->*weight == 1.0F && delta == nullptr) {
+      return;
+    }
+    Scalar* const to = x.at(e->source);
+    const index_t i = lane() * width;
+    float sum[width];
+    KVMELD_UNROLL
+    for (index_t j = 0; j < width; ++j) {
+      sum[j] = delta != nullptr && i + j < cache.dim ? delta[cache.slot(h, r) * cache.dim + i + j]
+                                                     : 0.0F;
+    }
+    for (; e != end; ++e) {
+      const auto row = load_row(x.at(e->source), i, cache.dim, aligned);
+      const float w = e->*weight;
+      KVMELD_UNROLL
+      for (index_t j = 0; j < width; ++j) {
+        sum[j] += w * to_float(row[j]);
+      }
+    }
+    store_row(to, i, cache.dim, aligned, rounded<Scalar>(sum));
+  }
+};
+
+/// Elements that rows are moved by: of blocks bytes.
+template <class Scalar>
+using moved_element = std::conditional_t<in_blocks<Scalar>, std::int8_t, Scalar>;
+template <class Scalar>
+KVMELD_DEVICE auto moved_rows(const head_rows<Scalar>& x) {
+  using moved = moved_element<Scalar>;
+  return head_rows<moved>{reinterpret_cast<moved*>(x.data), x.row, x.page, x.table, x.pages};
+}
+
 /// Carries out a plan: `apply_slices` for keys and values, and one more block a head for what
 /// `apply_records` does.
 template <class Scalar, index_t Lanes>
 struct apply_rows {
-  using slice = apply_slices<Scalar, Lanes>;
+  using moved = moved_element<Scalar>;
+  using slice = apply_slices<moved, Lanes>;
   using records = apply_records<Scalar, slice::threads>;
   static constexpr index_t threads = slice::threads, resident = 2;
   struct shared_memory {
@@ -40,15 +102,18 @@ struct apply_rows {
     const auto take = [&](const plane<Scalar>& x, float merge_source::*weight, const float* delta,
                           index_t of) {
       const index_t i = (of * slice::lanes + thread_index() % slice::lanes) * slice::width;
-      slice{{x.of(h), weight, delta == nullptr ? nullptr : delta + cache.slot(h, 0) * cache.dim,
-             cache.dim, aligned, rows, begin, sources, i}}(shared.rows);
+      slice{{moved_rows(x.of(h)), weight,
+             delta == nullptr ? nullptr : delta + cache.slot(h, 0) * cache.dim,
+             row_elements<Scalar>(cache.dim), aligned, rows, begin, sources, i}}(shared.rows);
     };
     if (part == 2 * slices) {
       records{cache, state, plan, h, rows, begin, sources}(shared.numbers);
     } else if (part < slices) {
-      take(cache.keys, &merge_source::key_weight, plan.key_correction, part);
+      take(cache.keys, &merge_source::key_weight, slice::merges ? plan.key_correction : nullptr,
+           part);
     } else {
-      take(cache.values, &merge_source::value_weight, plan.value_correction, part - slices);
+      take(cache.values, &merge_source::value_weight,
+           slice::merges ? plan.value_correction : nullptr, part - slices);
     }
   }
 };
@@ -58,7 +123,12 @@ void apply_by(const plan_view& plan, const cache_view<Scalar>& cache, const stat
               stream stream) {
   using kernel = apply_rows<Scalar, Lanes>;
   constexpr index_t width = kernel::slice::lanes * kernel::slice::width;
-  const index_t slices = (cache.dim + width - 1) / width;
+  const index_t slices = (row_elements<Scalar>(cache.dim) + width - 1) / width;
+  if constexpr (in_blocks<Scalar>) {
+    using merge = merge_blocks<Scalar>;
+    launch(merge{cache, plan, cache.aligned()},
+           {cache.blocks(), blocks_of(cache.capacity, 8 * merge::warps)}, stream);
+  }
   launch(kernel{cache, state, plan, slices, cache.aligned()},
          {cache.blocks(), blocks_of(2 * slices + 1)}, stream);
 }
@@ -66,8 +136,8 @@ void apply_by(const plan_view& plan, const cache_view<Scalar>& cache, const stat
 }  // namespace detail
 
 /// Makes every head what its plan says, in place and without scratch; lengths too stay on the
-/// device. One launch. The plans' laws (`kvmeld::check`) are the maker's duty: nothing here reads
-/// them back. Refused on the host: views that do not fit.
+/// device. One launch, of blocks two. The plans' laws (`kvmeld::check`) are the maker's duty:
+/// nothing here reads them back. Refused on the host: views that do not fit.
 template <class Scalar>
 void apply(const plan_view& plan, const cache_view<Scalar>& cache, const state_view& state,
            stream stream) {

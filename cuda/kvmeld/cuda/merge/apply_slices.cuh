@@ -18,16 +18,18 @@ namespace kvmeld::cuda::detail {
 /// for sources below their row's chunk. Rows with such a source are merged ahead of all others,
 /// into their anchor's slot, which no other row reads, and then moved; so are rows of more sources
 /// than shared memory has room for, those of very many by the whole block. Other rows are read and
-/// written once. Of a row that stays and is one unchanged slot no byte is touched.
+/// written once. Of a row that stays and is one unchanged slot no byte is touched. Bytes move only:
+/// `merge_blocks` has merged them, into anchors' slots.
 template <class Scalar, index_t Lanes>
 struct apply_slices : row_slice<Scalar, Lanes> {
   using slice = row_slice<Scalar, Lanes>;
   using slice::add, slice::aligned, slice::correction, slice::delta, slice::dim, slice::range_of,
-      slice::i, slice::lanes, slice::pieces, slice::first_lane, slice::rounded, slice::rows,
-      slice::sources, slice::weight, slice::width, slice::x;
+      slice::i, slice::lanes, slice::pieces, slice::first_lane, slice::rows, slice::sources,
+      slice::weight, slice::width, slice::x;
   using typename slice::source_range;
   using typename slice::vector;
   static constexpr index_t threads = 256;
+  static constexpr bool merges = !std::is_same_v<Scalar, std::int8_t>;
   static constexpr index_t chunk = threads / lanes;  // rows
   using merges_ahead = merge_ahead<Scalar, Lanes, threads>;
   using row_ring = detail::row_ring<Scalar, threads>;
@@ -38,7 +40,9 @@ struct apply_slices : row_slice<Scalar, Lanes> {
   };
 
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
-    merges_ahead{*this}(shared.ahead, shared.ring);
+    if constexpr (merges) {
+      merges_ahead{*this}(shared.ahead, shared.ring);
+    }
     source_range of[stages + 2];
     KVMELD_UNROLL
     for (index_t c = 0; c < stages + 2; ++c) {
@@ -96,7 +100,7 @@ struct apply_slices : row_slice<Scalar, Lanes> {
       return {};
     }
     const merge_source* const own = sources + of.begin + (e < of.count && e < pieces ? e : 0);
-    return {of.count, own->source, own->*weight};
+    return {merges ? of.count : 1, own->source, merges ? own->*weight : 1.0F};
   }
 
   /// Does a row of up to `pieces` sources read a slot that is written before the row's chunk? Of
@@ -143,9 +147,15 @@ struct apply_slices : row_slice<Scalar, Lanes> {
       return false;
     }
     y = shared.ring.at(stage, 0);
-    if (of.merged) {
-      return of.moves;
+    if constexpr (merges) {
+      if (!of.merged) {
+        return sum_sources(shared, stage, r, of, w, y);
+      }
     }
+    return of.moves;
+  }
+  KVMELD_DEVICE bool sum_sources(const shared_memory& shared, index_t stage, index_t r,
+                                 const coming& of, const float (&w)[pieces], vector& y) const {
     float sum[width];
     bool changes = of.count > 1 || w[0] != 1.0F;
     KVMELD_UNROLL
@@ -162,7 +172,7 @@ struct apply_slices : row_slice<Scalar, Lanes> {
         add(sum, w[e], shared.ring.at(stage, e));
       }
     }
-    y = rounded(sum);
+    y = rounded<Scalar>(sum);
     return true;
   }
 };

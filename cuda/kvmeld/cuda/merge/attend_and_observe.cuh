@@ -90,9 +90,10 @@ struct attention_that_observes {
 /// `options`: what there is to do besides.
 template <class Scalar, class Rule>
 void attend_and_observe(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                        const Scalar* queries, const new_tokens<Scalar>& fresh,
-                        const step_options& options, partial_attention partial, Scalar* out,
-                        float* log_sum_exp, stream stream) {
+                        const row_number<Scalar>* queries,
+                        const new_tokens<row_number<Scalar>>& fresh, const step_options& options,
+                        partial_attention partial, row_number<Scalar>* out, float* log_sum_exp,
+                        stream stream) {
   expects(queries != nullptr && out != nullptr, "cuda attend: expected queries and out [",
           cache.heads, ", ", cache.group, ", ", cache.dim, "], got null");
   partial.logits = Rule::observes ? partial.logits : nullptr;

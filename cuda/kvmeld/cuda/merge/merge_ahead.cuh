@@ -16,8 +16,8 @@ struct merge_ahead : row_slice<Scalar, Lanes> {
   using slice = row_slice<Scalar, Lanes>;
   using ring = row_ring<Scalar, Threads>;
   using slice::add, slice::aligned, slice::begin, slice::correction, slice::delta, slice::dim,
-      slice::first_lane, slice::range_of, slice::i, slice::lanes, slice::pieces, slice::rounded,
-      slice::rows, slice::sources, slice::weight, slice::width, slice::x;
+      slice::first_lane, slice::range_of, slice::i, slice::lanes, slice::pieces, slice::rows,
+      slice::sources, slice::weight, slice::width, slice::x;
   using typename slice::source_range;
   static constexpr index_t threads = Threads, chunk = Threads / Lanes;
   static constexpr index_t very_many = 128;          // sources
@@ -73,7 +73,7 @@ struct merge_ahead : row_slice<Scalar, Lanes> {
         }
         add_sources(on_way, sum, own.begin, own.begin + own.count, pieces);
         if (r < rows && i < dim) {
-          store_row(x.at(sources[own.begin].source), i, dim, aligned, rounded(sum));
+          store_row(x.at(sources[own.begin].source), i, dim, aligned, rounded<Scalar>(sum));
         }
       }
       for (index_t k = 0; k < before.all_b; ++k) {

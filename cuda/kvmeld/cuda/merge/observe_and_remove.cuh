@@ -50,9 +50,9 @@ struct observe_and_remove {
   partial_attention from;
   Rule rule;
   step_options options;
-  const Scalar* queries;  // [heads, group, dim]
-  Scalar* out;            // [heads, group, dim]
-  float* log_sum_exp;     // [heads, group], or null
+  const row_number<Scalar>* queries;  // [heads, group, dim]
+  row_number<Scalar>* out;            // [heads, group, dim]
+  float* log_sum_exp;                 // [heads, group], or null
   bool aligned;
 
   /// What is known before attention has ended.

@@ -28,7 +28,7 @@ struct step_logits {
   };
 
   cache_view<Scalar> cache;
-  step_attention<Scalar> from;
+  step_attention<row_number<Scalar>> from;
   partial_attention to;
   bool aligned;
 
@@ -67,7 +67,7 @@ struct step_logits {
     const auto keys = cache.keys.of(h);
     float dot[many][heads] = {};
     for (index_t i = lane() % rows.lanes * width; i < cache.dim; i += rows.lanes * width) {
-      vector_16<Scalar> k[many];
+      row_vector<Scalar> k[many];
       KVMELD_UNROLL
       for (index_t u = 0; u < many; ++u) {
         const index_t s = rows.slot(u);
@@ -95,8 +95,8 @@ struct step_logits {
 /// What `attend_and_observe` does, but for the attention: two launches.
 template <class Scalar, class Rule>
 void observe_attended(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                      const step_attention<Scalar>& attended, const step_options& options,
-                      partial_attention partial, stream stream) {
+                      const step_attention<row_number<Scalar>>& attended,
+                      const step_options& options, partial_attention partial, stream stream) {
   const auto shares = static_cast<unsigned>(partial.splits);
   partial.logits = Rule::observes ? partial.logits : nullptr, partial.splits = 1;
   launch(step_logits<Scalar>{cache, attended, partial, cache.aligned()},

@@ -48,14 +48,6 @@ struct row_slice {
       sum[j] += w * to_float(row[j]);
     }
   }
-  KVMELD_DEVICE static vector rounded(const float (&sum)[width]) {
-    vector y;
-    KVMELD_UNROLL
-    for (index_t j = 0; j < width; ++j) {
-      y[j] = from_float<Scalar>(sum[j]);
-    }
-    return y;
-  }
 };
 
 /// Shared memory for `stages` times `pieces` pieces of 16 bytes a thread, each in a place that no

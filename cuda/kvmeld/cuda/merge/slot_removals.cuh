@@ -12,10 +12,8 @@ KVMELD_DEVICE void move_slot(const cache_view<Scalar>& cache, const state_view& 
                              const head_context& head, index_t h, index_t to, index_t from) {
   const auto keys = cache.keys.of(h), values = cache.values.of(h);
   KVMELD_ROLLED
-  for (index_t e = thread_index(); e < 2 * cache.dim; e += Threads) {
-    const auto row = [&](index_t s) {
-      return e < cache.dim ? keys.at(s) + e : values.at(s) + (e - cache.dim);
-    };
+  for (index_t e = thread_index(), n = row_elements<Scalar>(cache.dim); e < 2 * n; e += Threads) {
+    const auto row = [&](index_t s) { return e < n ? keys.at(s) + e : values.at(s) + (e - n); };
     *row(to) = *row(from);
   }
   if (thread_index() < state.count) {

@@ -65,6 +65,13 @@ inline void expect_no(const char* what, bool is_there, std::string_view whose = 
           " kernels), got one");
 }
 
+/// Refuses (`unsupported`) rows that a policy's kernels do not read.
+template <class Policy>
+void refuse_rows(const char* what) {
+  expects(errc::unsupported, false, what, ": expected ", Policy::name(),
+          " with rows of float, half or bfloat16, got q8_0");
+}
+
 /// The rule of `policy` for the model of `cache`. Refused: an `attention_spec` of another shape,
 /// cap or sinks than the cache's, or of more than the kernels compute.
 template <class Policy, class Scalar, class Spec = attention_spec>
@@ -175,7 +182,7 @@ void match_divided(const Similarity& similarity, const cache_view<Scalar>& cache
 struct evicting_policy {
   template <class Policy, class Rule, class Scalar>
   static void observe(const Policy&, const Rule& rule, const cache_view<Scalar>& cache,
-                      const state_view& state, const query_rows<Scalar>& queries,
+                      const state_view& state, const query_rows<row_number<Scalar>>& queries,
                       const detail::prompt_memory<Rule>& work, stream stream) {
     detail::add_column_sums(cache, state, queries, {.combine = rule.combine}, 1.0F, work.sums,
                             work.measure, stream);

@@ -73,7 +73,7 @@ struct device_policy<snapkv> : evicting_policy {
   template <class Scalar>
   static void observe(const snapkv& policy, const window_rule& rule,
                       const cache_view<Scalar>& cache, const state_view& state,
-                      const query_rows<Scalar>& queries,
+                      const query_rows<row_number<Scalar>>& queries,
                       const detail::prompt_memory<window_rule>& work, stream stream) {
     detail::column_scores(cache, queries.reference(policy.window), {.combine = rule.combine},
                           {.total = work.sums}, work.measure, stream);

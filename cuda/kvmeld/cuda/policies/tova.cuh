@@ -16,7 +16,7 @@ struct device_policy<tova> : evicting_policy {
   /// The latest query alone.
   template <class Scalar>
   static void observe(const tova&, const sum_rule& rule, const cache_view<Scalar>& cache,
-                      const state_view& state, const query_rows<Scalar>& queries,
+                      const state_view& state, const query_rows<row_number<Scalar>>& queries,
                       const detail::prompt_memory<sum_rule>& work, stream stream) {
     detail::add_column_sums(cache, state, queries.reference(1), {.combine = rule.combine}, 0.0F,
                             work.sums, work.measure, stream);

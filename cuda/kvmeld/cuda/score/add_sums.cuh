@@ -15,7 +15,7 @@ struct add_sums {
 
   cache_view<Scalar> cache;
   state_view state;
-  query_rows<Scalar> queries;
+  query_rows<row_number<Scalar>> queries;
   const float* sums;  // [heads, capacity]
   double aging;
 
@@ -35,8 +35,8 @@ struct add_sums {
 /// `column_scores` and a launch. `sums [heads, capacity]` is scratch.
 template <class Scalar>
 void add_column_sums(const cache_view<Scalar>& cache, const state_view& state,
-                     const query_rows<Scalar>& queries, const column_options& options, float aging,
-                     float* sums, const column_memory& memory, stream stream) {
+                     const query_rows<row_number<Scalar>>& queries, const column_options& options,
+                     float aging, float* sums, const column_memory& memory, stream stream) {
   const bool decays = options.decay != 1;
   column_scores(cache, queries, options,
                 {.total = decays ? nullptr : sums, .decayed = decays ? sums : nullptr}, memory,

@@ -38,11 +38,22 @@ struct attend_rows {
     if (g0 == 0) {
       call.clear_ticket(share);
     }
-    if (g0 == 0 && share.has_new() && warp() == 0) {
-      call.append(share, aligned);
-    }
     const index_t first = lane() % lanes * width;
     const auto keys = cache.keys.of(h), values = cache.values.of(h);
+    [[maybe_unused]] row_vector<Scalar> new_key, new_value;
+    if constexpr (narrow_rows<Scalar>) {
+      static_assert(Packs == 1);
+      if (share.has_new()) {
+        new_key = call.rounded_new(call.fresh.keys, first);
+        new_value = call.rounded_new(call.fresh.values, first);
+        if (g0 == 0 && warp() == 0 && lane() < lanes) {
+          store_row(keys.at(share.cached), first, cache.dim, aligned, new_key);
+          store_row(values.at(share.cached), first, cache.dim, aligned, new_value);
+        }
+      }
+    } else if (g0 == 0 && share.has_new() && warp() == 0) {
+      call.append(share, aligned);
+    }
     float q[Heads][own], out[Heads][own] = {}, max[Heads], sum[Heads];
     KVMELD_UNROLL
     for (index_t g = 0; g < Heads; ++g) {
@@ -55,7 +66,7 @@ struct attend_rows {
     }
 
     for (index_t base = share.begin; base < share.end; base += warps * rows * unroll) {
-      vector_16<Scalar> k[unroll][Packs], v[unroll][Packs];
+      row_vector<Scalar> k[unroll][Packs], v[unroll][Packs];
       float logit[unroll][Heads];
       KVMELD_UNROLL
       for (index_t u = 0; u < unroll; ++u) {
@@ -64,8 +75,14 @@ struct attend_rows {
         KVMELD_UNROLL
         for (index_t p = 0; p < Packs; ++p) {  // an empty load where there is no slot
           const index_t i = s < share.end ? first + p * lanes * width : cache.dim;
-          k[u][p] = load_row(row(keys, call.fresh.keys, share, at), i, cache.dim, aligned);
-          v[u][p] = load_row(row(values, call.fresh.values, share, at), i, cache.dim, aligned);
+          if constexpr (narrow_rows<Scalar>) {
+            const bool is_new = at >= share.cached;
+            k[u][p] = is_new ? new_key : load_row(keys.at(at), i, cache.dim, aligned);
+            v[u][p] = is_new ? new_value : load_row(values.at(at), i, cache.dim, aligned);
+          } else {
+            k[u][p] = load_row(row(keys, call.fresh.keys, share, at), i, cache.dim, aligned);
+            v[u][p] = load_row(row(values, call.fresh.values, share, at), i, cache.dim, aligned);
+          }
         }
       }
       KVMELD_UNROLL
@@ -201,8 +218,8 @@ void attend_on_tiles(const attention_call<Scalar, Masses>& call, stream stream) 
 template <index_t Packs, index_t Heads, class Scalar, class Masses>
 void attend_sweeps(const attention_call<Scalar, Masses>& call, stream stream) {
   const auto sweeps = blocks_of(call.cache.group, Heads);
-  launch(attend_rows<Scalar, Packs, Heads, Masses>{call, lanes_of<Scalar>(call.cache.dim, Packs),
-                                                   call.cache.aligned()},
+  const index_t lanes = lanes_of<Scalar>(padded<Scalar>(call.cache.dim), Packs);
+  launch(attend_rows<Scalar, Packs, Heads, Masses>{call, lanes, call.cache.aligned()},
          {call.cache.blocks(), blocks_of(call.to.splits), sweeps}, stream);
 }
 
@@ -210,7 +227,6 @@ void attend_sweeps(const attention_call<Scalar, Masses>& call, stream stream) {
 /// tensor cores must be able to take the rows then.
 template <template <class, index_t> class Compared, class Scalar, class Masses>
 void attend_splits(const attention_call<Scalar, Masses>& call, stream stream) {
-  const index_t dim = call.cache.dim;
   if constexpr (sizeof(Scalar) == 2) {
     if constexpr (Compared<Scalar, 64>::compares) {
       if (call.to.predicted != nullptr) {
@@ -220,10 +236,12 @@ void attend_splits(const attention_call<Scalar, Masses>& call, stream stream) {
     if (fits_tiles(call)) {
       return attend_on_tiles<nothing_compared>(call, stream);
     }
-  } else if (dim > 128) {
-    return attend_sweeps<2, 4>(call, stream);
+  } else if constexpr (!narrow_rows<Scalar>) {
+    if (call.cache.dim > 128) {
+      return attend_sweeps<2, 4>(call, stream);
+    }
   }
-  attend_sweeps<1, 4>(call, stream);
+  attend_sweeps<1, narrow_rows<Scalar> ? 2 : 4>(call, stream);
 }
 
 }  // namespace kvmeld::cuda::detail

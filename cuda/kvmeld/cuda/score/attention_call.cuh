@@ -43,11 +43,11 @@ struct slot_share {
 template <class Scalar, class Masses>
 struct attention_call {
   cache_view<Scalar> cache;
-  const Scalar* queries;  // [heads, group, dim]
-  new_tokens<Scalar> fresh;
+  const row_number<Scalar>* queries;  // [heads, group, dim]
+  new_tokens<row_number<Scalar>> fresh;
   partial_attention to;
-  Scalar* out;         // [heads, group, dim], written where there is one split
-  float* log_sum_exp;  // [heads, group], or null; likewise
+  row_number<Scalar>* out;  // [heads, group, dim], written where there is one split
+  float* log_sum_exp;       // [heads, group], or null; likewise
   Masses masses;
 
   /// This block's share: whole turns of so many slots. Grid: heads, splits.
@@ -60,7 +60,7 @@ struct attention_call {
     const index_t begin = split * slots < n ? split * slots : n;
     return {h, split, begin, begin + slots < n ? begin + slots : n, cached, full};
   }
-  KVMELD_DEVICE const Scalar* query(index_t g) const {
+  KVMELD_DEVICE const row_number<Scalar>* query(index_t g) const {
     return queries + (std::ptrdiff_t{place_of_block()} * cache.group + g) * cache.dim;
   }
 
@@ -84,6 +84,18 @@ struct attention_call {
       store_row(cache.values.of(h).at(n), i, cache.dim, aligned,
                 load_row(fresh.values + first, i, cache.dim, aligned));
     }
+  }
+
+  /// Numbers `i ...` of the new token's row as the cache will hold them.
+  KVMELD_DEVICE row_vector<Scalar> rounded_new(const row_number<Scalar>* rows, index_t i) const {
+    float x[vector_16<Scalar>::size];
+    KVMELD_UNROLL
+    for (index_t j = 0; j < vector_16<Scalar>::size; ++j) {
+      x[j] = i + j < cache.dim
+                 ? to_float(rows[std::ptrdiff_t{place_of_block()} * cache.dim + i + j])
+                 : 0.0F;
+    }
+    return rounded<Scalar>(x);
   }
 
   /// For the next launch, whatever the workspace held.
@@ -143,7 +155,7 @@ struct attention_call {
     KVMELD_UNROLL
     for (index_t j = 0; j < 4; ++j) {
       if (i + j < cache.dim) {
-        out[row * cache.dim + i + j] = from_float<Scalar>(x[j] * inverse);
+        out[row * cache.dim + i + j] = from_float<row_number<Scalar>>(x[j] * inverse);
       }
     }
     if (i == 0 && log_sum_exp != nullptr) {

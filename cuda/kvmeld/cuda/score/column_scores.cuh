@@ -194,7 +194,7 @@ void column_scores(const cache_view<Scalar>& cache, const Queries& queries,
 /// largest under a soft cap take a plain path of half the tile. Deterministic: the parts depend on
 /// the shape alone. Memory: `column_scores_workspace_bytes`, whatever is asked.
 template <class Scalar>
-void column_scores(const cache_view<Scalar>& cache, const query_rows<Scalar>& queries,
+void column_scores(const cache_view<Scalar>& cache, const query_rows<row_number<Scalar>>& queries,
                    const column_options& options, const column_sums& out, workspace memory,
                    stream stream) {
   check(cache);

@@ -18,8 +18,8 @@ template <class Scalar, index_t Threads, index_t AtOnce>
 struct combine_splits {
   cache_view<Scalar> cache;
   partial_attention from;
-  Scalar* out;         // [heads, group, dim]
-  float* log_sum_exp;  // [heads, group], or null
+  row_number<Scalar>* out;  // [heads, group, dim]
+  float* log_sum_exp;       // [heads, group], or null
 
   /// Maxima and sums of all splits, and where these are several the log-sum-exp. By one of the
   /// head's `from.tiles` blocks, with a barrier.
@@ -95,7 +95,7 @@ struct combine_splits {
       KVMELD_UNROLL
       for (index_t j = 0; j < 4; ++j) {
         if (i + j < cache.dim) {
-          out[row * cache.dim + i + j] = from_float<Scalar>(x[j] * inverse);
+          out[row * cache.dim + i + j] = from_float<row_number<Scalar>>(x[j] * inverse);
         }
       }
     }

@@ -140,7 +140,7 @@ struct log_masses {
 /// of one query head's queries and streams the keys past it, two tiles in turn, each in flight
 /// while the other is multiplied; tiles that no query of the block sees are not loaded. Every lane
 /// keeps maximum and sum of its own columns.
-template <class Scalar, index_t Depth, class Queries = query_rows<Scalar>,
+template <class Scalar, index_t Depth, class Queries = query_rows<row_number<Scalar>>,
           class Masses = log_masses>
 struct query_log_sums {
   using shape = tile_shape<product_scalar<Scalar, Queries>, Depth>;

@@ -98,6 +98,10 @@ inline constexpr bool seeks_nearest = requires {
   Rule::nearest;
 };
 
+/// Do a rule's kernels read rows of `Scalar`? Those that compare or merge rows read no narrow ones.
+template <class Rule, class Scalar>
+inline constexpr bool reads_rows = !narrow_rows<Scalar> || !Rule::merges;
+
 /// Do tokens share entries? Then `rule.masses` is their attention, `rule.observe_entry` observes
 /// them, and launches of their own remove a slot.
 template <class Rule>

@@ -19,7 +19,7 @@ namespace detail {
 /// Σ_i over the queries of exp(ℓ_ij − lse_i), the group combined, for every slot; and the largest
 /// of them, whatever the query head. A block holds a tile of keys and streams the queries past it,
 /// all heads of the group one after another, so a column's sum is one block's and in one order.
-template <class Scalar, index_t Depth, class Queries = query_rows<Scalar>>
+template <class Scalar, index_t Depth, class Queries = query_rows<row_number<Scalar>>>
 struct slot_sums {
   using shape = tile_shape<product_scalar<Scalar, Queries>, Depth>;
   static constexpr index_t threads = shape::threads;

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: MIT
+/// Rows of a cache whose queries, new tokens and outputs are wider numbers: in q8_0.
+#pragma once
+
+#include <cstdint>      // std::int8_t
+#include <cstring>      // std::memcpy
+#include <type_traits>  // std::is_same_v
+
+#include "kvmeld/cuda/device/device.cuh"
+
+namespace kvmeld::cuda {
+
+/// A byte of a row in q8_0: blocks of 32 numbers, each a code times its block's scale, the numbers
+/// of `kvmeld::q8_0` to the bit. A row is the codes of whole blocks, then the half scales of these:
+/// `row_elements` bytes, as many as on the CPU, where each scale lies before its codes and these
+/// are never at multiples of 16 bytes. `Number`: what queries, new tokens and outputs are in.
+template <class Number>
+struct q8_0 {
+  std::int8_t code;
+};
+inline constexpr index_t block_numbers = 32;
+
+namespace detail {
+
+template <class Scalar>
+struct row_format {
+  using number = Scalar;
+  static constexpr bool blocks = false;
+};
+template <class Number>
+struct row_format<q8_0<Number>> {
+  using number = Number;
+  static constexpr bool blocks = true;
+};
+
+}  // namespace detail
+
+/// What queries, new tokens and outputs of a cache are in.
+template <class Scalar>
+using row_number = typename detail::row_format<Scalar>::number;
+/// Do 32 numbers of a row share a scale?
+template <class Scalar>
+inline constexpr bool in_blocks = detail::row_format<Scalar>::blocks;
+/// Are rows narrower than those numbers, so that a new token is rounded?
+template <class Scalar>
+inline constexpr bool narrow_rows = !std::is_same_v<Scalar, row_number<Scalar>>;
+
+/// Numbers that a row of `dim` has room for, and elements of memory that it takes.
+template <class Scalar>
+KVMELD_HD index_t padded(index_t dim) {
+  return in_blocks<Scalar> ? (dim + block_numbers - 1) / block_numbers * block_numbers : dim;
+}
+template <class Scalar>
+KVMELD_HD index_t row_elements(index_t dim) {
+  return padded<Scalar>(dim) + (in_blocks<Scalar> ? padded<Scalar>(dim) / block_numbers * 2 : 0);
+}
+
+/// Elements `i ...` of a row `[dim]`, 16 bytes of them; zeros beyond its end. In one access where
+/// rows are aligned, which only a ragged end is not.
+template <class Scalar>
+KVMELD_DEVICE vector_16<Scalar> load_row(const Scalar* row, index_t i, index_t dim, bool aligned) {
+  vector_16<Scalar> x;
+  vector_16<unsigned> words;  // what both ways meet in: halves would be taken apart where they are
+  if (aligned && i + vector_16<Scalar>::size <= dim) {  // loaded, and each load waited for
+    words = load_words(row + i);
+  } else {
+    KVMELD_UNROLL
+    for (index_t j = 0; j < vector_16<Scalar>::size; ++j) {
+      x[j] = i + j < dim ? row[i + j] : Scalar{};
+    }
+    std::memcpy(static_cast<void*>(&words), &x, sizeof x);
+  }
+  std::memcpy(static_cast<void*>(&x), &words, sizeof x);
+  return x;
+}
+
+template <class Scalar>
+KVMELD_DEVICE void store_row(Scalar* row, index_t i, index_t dim, bool aligned,
+                             const vector_16<Scalar>& x) {
+  if (aligned && i + vector_16<Scalar>::size <= dim) {
+    store_16(row + i, x);
+    return;
+  }
+  KVMELD_UNROLL
+  for (index_t j = 0; j < vector_16<Scalar>::size; ++j) {
+    if (i + j < dim) {
+      row[i + j] = x[j];
+    }
+  }
+}
+
+/// Half a block. Four codes a word: taken apart, each would have a register.
+struct coded_numbers {
+  static constexpr index_t size = 16;
+  vector_16<unsigned> codes = {};
+  float scale = 0;
+
+  KVMELD_DEVICE float operator[](index_t i) const {
+    return scale * static_cast<float>(static_cast<std::int8_t>(codes[i / 4] >> i % 4 * 8 & 0xffU));
+  }
+};
+
+template <class Number>
+KVMELD_DEVICE coded_numbers load_row(const q8_0<Number>* row, index_t i, index_t dim,
+                                     bool aligned) {
+  coded_numbers x;
+  if (i < dim) {
+    const index_t end = padded<q8_0<Number>>(dim);
+    const auto codes = load_row(&row->code, i, end, aligned);
+    std::memcpy(static_cast<void*>(&x.codes), &codes, sizeof codes);
+    x.scale = to_float(reinterpret_cast<const half*>(row + end)[i / block_numbers]);
+  }
+  return x;
+}
+template <class Number>
+KVMELD_DEVICE void store_row(q8_0<Number>* row, index_t i, index_t dim, bool aligned,
+                             const coded_numbers& x) {
+  const index_t end = padded<q8_0<Number>>(dim);
+  vector_16<std::int8_t> codes;
+  std::memcpy(static_cast<void*>(&codes), &x.codes, sizeof codes);
+  store_row(&row->code, i, end, aligned, codes);
+  if (i < end && i % block_numbers == 0) {
+    reinterpret_cast<half*>(row + end)[i / block_numbers] = from_float<half>(x.scale);
+  }
+}
+
+/// What `load_row` gives: 16 bytes of a row, whose numbers are `to_float(x[j])`.
+template <class Scalar>
+using row_vector =
+    decltype(load_row(static_cast<const Scalar*>(nullptr), index_t{}, index_t{}, true));
+
+/// Numbers as rows hold them: rounded to the nearest. Of blocks by whole warps, two lanes side by
+/// side a block.
+template <class Scalar>
+KVMELD_DEVICE row_vector<Scalar> rounded(const float (&x)[vector_16<Scalar>::size]) {
+  row_vector<Scalar> y;
+  if constexpr (in_blocks<Scalar>) {  // as `kvmeld::q8_0::of`
+    unsigned most = 0;                // of magnitudes; Inf and NaN are above all numbers
+    KVMELD_UNROLL
+    for (index_t j = 0; j < y.size; ++j) {
+      unsigned bits = 0;
+      std::memcpy(&bits, &x[j], sizeof bits);
+      bits &= 0x7fffffffU;
+      most = bits > most ? bits : most;
+    }
+    most = reduce_max(most, 2);
+    float largest = 0;
+    std::memcpy(&largest, &most, sizeof most);
+    const float scale = to_float(from_float<half>(largest / 127.0F));
+    const bool finite = scale - scale == 0;
+    y.scale = finite ? scale : scale - scale;
+    KVMELD_UNROLL
+    for (index_t j = 0; j < y.size; ++j) {
+      const float ratio = finite && scale != 0 ? x[j] / scale : 0.0F;
+      const auto whole = static_cast<index_t>(ratio);
+      const float rest = ratio - static_cast<float>(whole);
+      index_t code = whole + (rest >= 0.5F ? 1 : 0) - (rest <= -0.5F ? 1 : 0);
+      code = code > 127 ? 127 : code < -127 ? -127 : code;
+      y.codes[j / 4] |= (static_cast<unsigned>(code) & 0xffU) << j % 4 * 8;
+    }
+  } else {
+    KVMELD_UNROLL
+    for (index_t j = 0; j < y.size; ++j) {
+      y[j] = from_float<Scalar>(x[j]);
+    }
+  }
+  return y;
+}
+
+}  // namespace kvmeld::cuda
