@@ -126,13 +126,12 @@ KVMELD_DEVICE block_prefixes block_prefix(prefix_memory<Threads>& shared, index_
     shared.counts[(turn * 2 + 1) * warps + warp()] = x.b + b;
   }
   sync_block();
-  KVMELD_UNROLL
-  for (index_t w = 0; w < warps; ++w) {
+  unrolled<warps>([&](index_t w) {
     const index_t of_a = shared.counts[turn * 2 * warps + w];
     const index_t of_b = shared.counts[(turn * 2 + 1) * warps + w];
     x.a += w < warp() ? of_a : 0, x.b += w < warp() ? of_b : 0;
     x.all_a += of_a, x.all_b += of_b;
-  }
+  });
   return x;
 }
 

@@ -54,24 +54,22 @@ struct block_radix_select {
       const index_t first = base + warp() * 32 * own + lane();
       marked_places<own> equal;
       unsigned lower = 0;  // a bit each
-      KVMELD_UNROLL
-      for (index_t i = 0; i < own; ++i) {
+      unrolled<own>([&](index_t i) {
         const index_t s = first + 32 * i;
         const bool is = s < n && counts(s);
         const unsigned x = is ? order(s) : ~0U;
         equal.mark(i, is && x == least.least);
         lower |= is && x < least.least ? 1U << i : 0U;
-      }
+      });
       const block_prefixes before = equal.of_block(prefix, turn);
       index_t at = equals + before.a;
-      KVMELD_UNROLL
-      for (index_t i = 0; i < own; ++i) {
+      unrolled<own>([&](index_t i) {
         const bool is = (equal.lanes[i] >> lane() & 1U) != 0;
         if ((lower >> i & 1U) != 0 || (is && at + equal.below(i) >= least.equals)) {
           use(first + 32 * i);
         }
         at += count_lanes(equal.lanes[i]);
-      }
+      });
       equals += before.all_a;
     }
   }
@@ -90,20 +88,18 @@ struct block_radix_select {
       const index_t first = base + warp() * 32 * own + lane();
       index_t slot[own];
       marked_places<own> higher, equal;
-      KVMELD_UNROLL
-      for (index_t i = 0; i < own; ++i) {
+      unrolled<own>([&](index_t i) {
         const index_t e = first + 32 * i;
         slot[i] = e < n ? list[e] : -1;
         const unsigned x = e < n ? order(e) : 0;
         higher.mark(i, e < n && x > least.least);
         equal.mark(i, e < n && x == least.least);
-      }
+      });
       const bool counts = lane() == 31;
       const block_prefixes before =
           block_prefix(prefix, turn, counts ? higher.count : 0, counts ? equal.count : 0);
       index_t higher_at = higher_below + before.a, equal_at = equal_below + before.b;
-      KVMELD_UNROLL
-      for (index_t i = 0; i < own; ++i) {
+      unrolled<own>([&](index_t i) {
         const index_t equals = equal_at + equal.below(i);
         const bool among = equals < least.equals;
         const bool is = (higher.lanes[i] >> lane() & 1U) != 0 ||
@@ -113,7 +109,7 @@ struct block_radix_select {
               first + 32 * i);
         }
         higher_at += count_lanes(higher.lanes[i]), equal_at += count_lanes(equal.lanes[i]);
-      }
+      });
       higher_below += before.all_a, equal_below += before.all_b;
     }
   }
@@ -128,13 +124,12 @@ struct block_radix_select {
     template <class Counts, class Order>
     KVMELD_DEVICE void read(index_t base, index_t n, Counts counts, Order order) {
       counted = 0;
-      KVMELD_UNROLL
-      for (index_t i = 0; i < own; ++i) {
+      unrolled<own>([&](index_t i) {
         const index_t s = base + i * Threads + thread_index();
         const bool is = s < n && counts(s);
         number[i] = is ? order(s) : 0;
         counted |= is ? 1U << i : 0U;
-      }
+      });
     }
   };
 
@@ -151,33 +146,30 @@ struct block_radix_select {
       if (shift == 24 || n > Threads * own) {
         mine.read(base, n, counts, order);
       }
-      KVMELD_UNROLL
-      for (index_t i = 0; i < own; ++i) {
+      unrolled<own>([&](index_t i) {
         if (base + i * Threads < n) {
           const unsigned number = mine.number[i];
           const bool is = (mine.counted >> i & 1U) != 0 &&
                           (shift == 24 || number >> (shift + 8) == x.least >> (shift + 8));
           count(shared, is, static_cast<index_t>(number >> shift & 255U));
         }
-      }
+      });
     }
     sync_block();
     if (warp() == 0) {  // lane l: 8 bins, from the highest on
       constexpr index_t of_lane = bins / 32;
       index_t number[of_lane], sum = 0;
-      KVMELD_UNROLL
-      for (index_t i = 0; i < of_lane; ++i) {
+      unrolled<of_lane>([&](index_t i) {
         sum += number[i] = shared.histogram[bins - 1 - (lane() * of_lane + i)];
-      }
+      });
       index_t above = warp_prefix(sum);
-      KVMELD_UNROLL
-      for (index_t i = 0; i < of_lane; ++i) {
+      unrolled<of_lane>([&](index_t i) {
         if (above < x.equals && above + number[i] >= x.equals) {
           shared.found[0] = bins - 1 - (lane() * of_lane + i);
           shared.found[1] = above;
         }
         above += number[i];
-      }
+      });
     }
     sync_block();
     x.least |= static_cast<unsigned>(shared.found[0]) << shift;

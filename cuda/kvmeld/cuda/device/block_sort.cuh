@@ -23,41 +23,35 @@ struct slots_to_sort {
   /// Slots from place `begin` on.
   template <class Key>
   KVMELD_DEVICE void read(const index_t* slots, index_t begin, index_t end, Key key_of) {
-    KVMELD_UNROLL
-    for (index_t u = 0; u < own; ++u) {
+    unrolled<own>([&](index_t u) {
       const index_t i = begin + 32 * u + lane();
       slot[u] = i < end ? slots[i] : -1;
-    }
-    KVMELD_UNROLL
-    for (index_t u = 0; u < own; ++u) {
-      key[u] = slot[u] >= 0 ? key_of(slot[u]) : ~0U;
-    }
+    });
+    unrolled<own>([&](index_t u) { key[u] = slot[u] >= 0 ? key_of(slot[u]) : ~0U; });
   }
   /// Is one of the keys larger than the next, of which `behind` comes after the share?
   KVMELD_DEVICE bool falls(index_t begin, index_t end, unsigned behind) const {
     bool is = false;
-    KVMELD_UNROLL
-    for (index_t u = 0; u < own; ++u) {
+    unrolled<own>([&](index_t u) {
       const unsigned beside = shuffle(key[u], (lane() + 1) % 32);
       const unsigned after = shuffle(key[u + 1 < own ? u + 1 : u], 0);
       const unsigned next = lane() < 31                                 ? beside
                             : u + 1 < own && begin + 32 * (u + 1) < end ? after
                                                                         : behind;
       is = is || (slot[u] >= 0 && key[u] > next);
-    }
+    });
     return is;
   }
   /// `use(slot, digit, the lanes that have the same)` of 32 slots after 32; of no slot the digit is
   /// -1.
   template <class Use>
   KVMELD_DEVICE void each_digit(index_t begin, index_t end, index_t shift, Use use) const {
-    KVMELD_UNROLL
-    for (index_t u = 0; u < own; ++u) {
+    unrolled<own>([&](index_t u) {
       if (begin + 32 * u < end) {
         const index_t d = slot[u] >= 0 ? static_cast<index_t>(key[u] >> shift & 255U) : -1;
         use(slot[u], d, equal_lanes(d));
       }
-    }
+    });
   }
 };
 
@@ -107,19 +101,17 @@ KVMELD_DEVICE index_t* block_sort(sort_memory<Threads>& shared, index_t* slots, 
     }
     sync_block();
     index_t count[warps], sum = 0;
-    KVMELD_UNROLL
-    for (index_t w = 0; w < warps; ++w) {
+    unrolled<warps>([&](index_t w) {
       count[w] = thread_index() < bins ? shared.cursor[w * bins + thread_index()] : 0;
       sum += count[w];
-    }
+    });
     index_t at = block_prefix(shared.prefix, shift / 8 & 1, sum, 0).a;
-    KVMELD_UNROLL
-    for (index_t w = 0; w < warps; ++w) {
+    unrolled<warps>([&](index_t w) {
       if (thread_index() < bins) {
         shared.cursor[w * bins + thread_index()] = at;
       }
       at += count[w];
-    }
+    });
     sync_block();
     KVMELD_ROLLED
     for (index_t i0 = begin; i0 < end; i0 += at_once) {

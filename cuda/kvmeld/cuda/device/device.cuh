@@ -72,9 +72,10 @@
 /// without a word: `tests/cuda/host_calls` refuses such objects.
 ///
 /// `shared_union<A, B>` is the same shared memory, first as an `A`, then as a `B`, both arrays.
-/// Registers have no addresses: a loop over an array of them carries `KVMELD_UNROLL`, and loops
-/// within each other are `unrolled<M, N>(use)`. Instructions that run once are read from memory: a
-/// loop that is to stay short carries `KVMELD_ROLLED`.
+/// Registers have no addresses: a loop over an array of them is `unrolled<N>(use)`, loops within
+/// each other `unrolled<M, N>(use)`, and `KVMELD_UNROLL` marks one with a condition or a step of
+/// its own. Instructions that run once are read from memory: a loop that is to stay short carries
+/// `KVMELD_ROLLED`.
 ///
 /// `stream`, `event`, `fits`, `blocks_at_once`, `launch`, `launch_early`, `copy_to_host` and
 /// `is_done` are the host's side: asynchronous, and `cuda_error` when refused. A kernel launched
@@ -130,26 +131,22 @@ auto with_depth(index_t dim, F f) {
   return f(std::integral_constant<index_t, Depth>{});
 }
 
-/// `use(m, n)` for all `m < M` and `n < N`, one after the other.
-template <index_t M, index_t N, class Use>
+/// `use(m)` for all `m < M`, one after the other.
+template <index_t M, class Use>
 KVMELD_DEVICE void unrolled(Use use) {
   KVMELD_UNROLL
   for (index_t m = 0; m < M; ++m) {
-    KVMELD_UNROLL
-    for (index_t n = 0; n < N; ++n) {
-      use(m, n);
-    }
+    use(m);
   }
 }
-/// ... `use(m, n, i)`.
+/// ... `use(m, n)` with all `n < N` for each, or `use(m, n, i)`.
+template <index_t M, index_t N, class Use>
+KVMELD_DEVICE void unrolled(Use use) {
+  unrolled<M>([&](index_t m) { unrolled<N>([&](index_t n) { use(m, n); }); });
+}
 template <index_t M, index_t N, index_t I, class Use>
 KVMELD_DEVICE void unrolled(Use use) {
-  unrolled<M, N>([&](index_t m, index_t n) {
-    KVMELD_UNROLL
-    for (index_t i = 0; i < I; ++i) {
-      use(m, n, i);
-    }
-  });
+  unrolled<M, N>([&](index_t m, index_t n) { unrolled<I>([&](index_t i) { use(m, n, i); }); });
 }
 
 }  // namespace kvmeld::cuda

@@ -30,10 +30,8 @@ struct split_tile {
   KVMELD_DEVICE static void put(shared_array<bfloat16, N>& to, index_t at, index_t row, index_t i,
                                 float x) {
     const split_float y(x);
-    KVMELD_UNROLL
-    for (index_t k = 0; k < parts; ++k) {
-      to[at + k * part + tile::place(row, i / 8) + i % 8] = y.of[k];
-    }
+    unrolled<parts>(
+        [&](index_t k) { to[at + k * part + tile::place(row, i / 8) + i % 8] = y.of[k]; });
   }
 };
 
@@ -52,12 +50,11 @@ KVMELD_DEVICE inline void multiply_split(const split_matrices& left, const split
   for (index_t both = split_float::parts - 1; both >= 0; --both) {
     KVMELD_UNROLL
     for (index_t i = 0; i <= both; ++i) {
-      KVMELD_UNROLL
-      for (index_t n = 0; n < 2; ++n) {
+      unrolled<2>([&](index_t n) {
         const auto& x = right.of[both - i].of;
         const unsigned columns[2] = {x[2 * n], x[2 * n + 1]};
         mma_16x8x16<bfloat16>(some[n], left.of[i].of, columns);
-      }
+      });
     }
   }
   unrolled<2, 4>([&](index_t n, index_t u) { sum[n][u] += some[n][u]; });
@@ -66,18 +63,11 @@ KVMELD_DEVICE inline void multiply_split(const split_matrices& left, const split
 /// Eight numbers, at `to` and `part` further on for each of their parts.
 KVMELD_DEVICE inline void store_split(const float (&x)[8], bfloat16* to, std::ptrdiff_t part) {
   vector_16<bfloat16> y[split_float::parts];
-  KVMELD_UNROLL
-  for (index_t u = 0; u < 8; ++u) {
+  unrolled<8>([&](index_t u) {
     const split_float z(x[u]);
-    KVMELD_UNROLL
-    for (index_t k = 0; k < split_float::parts; ++k) {
-      y[k][u] = z.of[k];
-    }
-  }
-  KVMELD_UNROLL
-  for (index_t k = 0; k < split_float::parts; ++k) {
-    store_16(to + k * part, y[k]);
-  }
+    unrolled<split_float::parts>([&](index_t k) { y[k][u] = z.of[k]; });
+  });
+  unrolled<split_float::parts>([&](index_t k) { store_16(to + k * part, y[k]); });
 }
 
 }  // namespace kvmeld::cuda::detail

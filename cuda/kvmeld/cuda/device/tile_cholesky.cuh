@@ -32,10 +32,7 @@ struct tile_cholesky {
   using diagonal_array = shared_array<float, side*(some + 1)>;
   KVMELD_DEVICE static void factor(array& a, diagonal_array& diagonal) {
     eliminate(a, [&](index_t row, const row_numbers& of_factor) {
-      KVMELD_UNROLL
-      for (index_t c = 0; c < some; ++c) {
-        diagonal[row * (some + 1) + c] = of_factor[c];
-      }
+      unrolled<some>([&](index_t c) { diagonal[row * (some + 1) + c] = of_factor[c]; });
     });
     for (index_t e = thread_index(); e < side * some; e += threads) {
       const index_t row = e / some, c = e % some;
@@ -90,8 +87,7 @@ struct tile_cholesky {
     row_numbers r;
     load_row(a, at(b + lane(), b), r);
     float own = 0, mine = 1;  // of the lane's pivot; 0: its column was lost
-    KVMELD_UNROLL
-    for (index_t k = 0; k < some; ++k) {
+    unrolled<some>([&](index_t k) {
       const float pivot = shuffle(r[k], k);  // at least 1 but for rounding
       const float inverse = inverse_square_root(pivot > 1 ? pivot : 1.0F);
       own = lane() == k ? inverse : own;
@@ -103,34 +99,24 @@ struct tile_cholesky {
       for (index_t c = k + 1; c < some; ++c) {
         r[c] -= r[k] * shuffle(r[k], c);
       }
-    }
+    });
     keep(b + lane(), r);
     a[lost_at(b + lane())] = mine;
     sync_warp();
-    KVMELD_UNROLL
-    for (index_t c = 0; c < some; ++c) {
-      a[at(b + lane(), b + c)] = r[c];
-    }
+    unrolled<some>([&](index_t c) { a[at(b + lane(), b + c)] = r[c]; });
     sync_warp();
     row_numbers x;
-    KVMELD_UNROLL
-    for (index_t i = 0; i < some; ++i) {
+    unrolled<some>([&](index_t i) {
       float sum[2] = {i == lane() ? 1.0F : 0.0F, 0};
       KVMELD_UNROLL
       for (index_t k = 0; k < i; k += 4) {
         const auto y = a.vector(at(b + i, b + k));
-        KVMELD_UNROLL
-        for (index_t e = 0; e < 4; ++e) {
-          sum[e % 2] -= k + e < i ? y[e] * x[k + e] : 0.0F;
-        }
+        unrolled<4>([&](index_t e) { sum[e % 2] -= k + e < i ? y[e] * x[k + e] : 0.0F; });
       }
       x[i] = (sum[0] + sum[1]) * shuffle(own, i);
-    }
+    });
     sync_warp();
-    KVMELD_UNROLL
-    for (index_t i = 0; i < some; ++i) {
-      a[at(b + i, b + lane())] = x[i];
-    }
+    unrolled<some>([&](index_t i) { a[at(b + i, b + lane())] = x[i]; });
   }
 
   /// The factor's rows below: times the inverse, transposed. A lane a column, four rows at a time.
@@ -141,15 +127,9 @@ struct tile_cholesky {
     KVMELD_ROLLED
     for (index_t r = b + some + warp() * 4; r < side; r += some) {
       float sum[4];
-      KVMELD_UNROLL
-      for (index_t u = 0; u < 4; ++u) {
-        sum[u] = product(a, at(r + u, b), own);
-      }
+      unrolled<4>([&](index_t u) { sum[u] = product(a, at(r + u, b), own); });
       sync_warp();
-      KVMELD_UNROLL
-      for (index_t u = 0; u < 4; ++u) {
-        a[at(r + u, b + lane())] = mine == 0 ? 0.0F : sum[u];
-      }
+      unrolled<4>([&](index_t u) { a[at(r + u, b + lane())] = mine == 0 ? 0.0F : sum[u]; });
     }
   }
 
@@ -161,10 +141,7 @@ struct tile_cholesky {
       load_row(a, at(c + lane(), b), own);
       KVMELD_ROLLED
       for (index_t r = c + warp() * 4; r < side; r += some) {
-        KVMELD_UNROLL
-        for (index_t u = 0; u < 4; ++u) {
-          a[at(r + u, c + lane())] += -product(a, at(r + u, b), own);
-        }
+        unrolled<4>([&](index_t u) { a[at(r + u, c + lane())] += -product(a, at(r + u, b), own); });
       }
     }
   }
@@ -174,49 +151,31 @@ struct tile_cholesky {
   KVMELD_DEVICE static void invert_column(array& a, index_t j) {
     constexpr index_t most = side / some - 1;
     float sum[most][4] = {};
-    KVMELD_UNROLL
-    for (index_t u = 0; u < most; ++u) {
+    unrolled<most>([&](index_t u) {
       const index_t i = j + 1 + u;
       KVMELD_ROLLED
       for (index_t k = (j + 1) * some; i <= most && k < (i + 1) * some; k += 4) {
         float y[4];
-        KVMELD_UNROLL
-        for (index_t e = 0; e < 4; ++e) {
-          y[e] = a[at(k + e, j * some + lane())];
-        }
-        KVMELD_UNROLL
-        for (index_t q = 0; q < 4; ++q) {
+        unrolled<4>([&](index_t e) { y[e] = a[at(k + e, j * some + lane())]; });
+        unrolled<4>([&](index_t q) {
           const auto x = a.vector(at(i * some + warp() * 4 + q, k));
           sum[u][q] += x[0] * y[0] + x[1] * y[1] + x[2] * y[2] + x[3] * y[3];
-        }
+        });
       }
-    }
+    });
     sync_block();  // all have read
     row_numbers own;
-    KVMELD_UNROLL
-    for (index_t k = 0; k < some; ++k) {
-      own[k] = a[at(j * some + k, j * some + lane())];
-    }
-    KVMELD_UNROLL
-    for (index_t u = 0; u < most; ++u) {
+    unrolled<some>([&](index_t k) { own[k] = a[at(j * some + k, j * some + lane())]; });
+    unrolled<most>([&](index_t u) {
       const index_t r = (j + 1 + u) * some + warp() * 4;
       if (r < side) {
-        KVMELD_UNROLL
-        for (index_t q = 0; q < 4; ++q) {
-          a[at(r + q, j * some + lane())] = sum[u][q];
-        }
+        unrolled<4>([&](index_t q) { a[at(r + q, j * some + lane())] = sum[u][q]; });
         sync_warp();
-        KVMELD_UNROLL
-        for (index_t q = 0; q < 4; ++q) {
-          sum[u][q] = -product(a, at(r + q, j * some), own);
-        }
+        unrolled<4>([&](index_t q) { sum[u][q] = -product(a, at(r + q, j * some), own); });
         sync_warp();
-        KVMELD_UNROLL
-        for (index_t q = 0; q < 4; ++q) {
-          a[at(r + q, j * some + lane())] = sum[u][q];
-        }
+        unrolled<4>([&](index_t q) { a[at(r + q, j * some + lane())] = sum[u][q]; });
       }
-    }
+    });
   }
 };
 

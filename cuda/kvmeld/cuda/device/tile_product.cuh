@@ -28,21 +28,19 @@ KVMELD_DEVICE inline void transpose_quad(unsigned (&x)[4]) {
   KVMELD_UNROLL
   for (index_t d = 1; d <= 2; d *= 2) {
     const bool upper = (lane() & d) != 0;
-    KVMELD_UNROLL
-    for (index_t k = 0; k < 2; ++k) {
+    unrolled<2>([&](index_t k) {
       unsigned& a = x[d == 1 ? 2 * k : k];
       unsigned& b = x[d == 1 ? 2 * k + 1 : k + 2];
       const unsigned theirs = shuffle_xor(upper ? a : b, d);
       (upper ? a : b) = theirs;
-    }
+    });
   }
 }
 KVMELD_DEVICE inline vector_16<half> halves_of(const unsigned (&x)[4]) {
   vector_16<half> packed;
-  KVMELD_UNROLL
-  for (index_t k = 0; k < 4; ++k) {
+  unrolled<4>([&](index_t k) {
     packed[2 * k] = low_of<half>(x[k]), packed[2 * k + 1] = high_of<half>(x[k]);
-  }
+  });
   return packed;
 }
 
@@ -86,10 +84,7 @@ struct tile_product {
       }
       commit_async();
     };
-    KVMELD_UNROLL
-    for (index_t s = 0; s < stages - 1; ++s) {
-      load(s);
-    }
+    unrolled<stages - 1>([&](index_t s) { load(s); });
     KVMELD_ROLLED
     for (index_t s = 0; s < steps; ++s) {
       wait_async<stages - 2>();
@@ -104,14 +99,10 @@ struct tile_product {
 
   /// The sums in the order of threads, as `load_sums` takes them back: `to [size]`.
   KVMELD_DEVICE static void store_sums(const sums& sum, float* to) {
-    KVMELD_UNROLL
-    for (index_t m = 0; m < 4; ++m) {
-      KVMELD_UNROLL
-      for (index_t n = 0; n < 4; ++n) {
-        const auto& x = sum[m][n];
-        store_16(to + place_of(m, n), vector_16<float>{{x[0], x[1], x[2], x[3]}});
-      }
-    }
+    unrolled<4, 4>([&](index_t m, index_t n) {
+      const auto& x = sum[m][n];
+      store_16(to + place_of(m, n), vector_16<float>{{x[0], x[1], x[2], x[3]}});
+    });
   }
   /// A lane's four sums `[m][n]` of those.
   KVMELD_DEVICE static vector_16<float> load_sums(const float* from, index_t m, index_t n) {
@@ -120,20 +111,18 @@ struct tile_product {
 
   /// The sums as split numbers, row by row: `to [2, side, side]`.
   KVMELD_DEVICE static void store_split(const sums& sum, half* to) {
-    KVMELD_UNROLL
-    for (index_t m = 0; m < 4; ++m) {
+    unrolled<4>([&](index_t m) {
       KVMELD_UNROLL
       for (index_t i = 0; i < 4; i += 2) {
         unsigned high[4], low[4];
-        KVMELD_UNROLL
-        for (index_t n = 0; n < 4; ++n) {
+        unrolled<4>([&](index_t n) {
           const auto a = split_number::of(sum[m][n][i]), b = split_number::of(sum[m][n][i + 1]);
           high[n] = pair_of(a.high, b.high), low[n] = pair_of(a.low, b.low);
-        }
+        });
         store_quad(high, to + row(m, i) * side);
         store_quad(low, to + size + row(m, i) * side);
       }
-    }
+    });
   }
 
  private:
@@ -142,8 +131,7 @@ struct tile_product {
   }
   template <index_t Parts>
   KVMELD_DEVICE static void copy(ring& shared, index_t to, const half_rows& from) {
-    KVMELD_UNROLL
-    for (index_t part = 0; part < Parts; ++part) {
+    unrolled<Parts>([&](index_t part) {
       KVMELD_UNROLL
       for (index_t e = 0; e < side * packs; e += threads) {
         const index_t r = (e + thread_index()) / tile::packs,
@@ -151,7 +139,7 @@ struct tile_product {
         copy_async(shared, to + part * piece + tile::place(r, p),
                    from.data + part * from.low + r * from.pitch + p * 8);
       }
-    }
+    });
   }
   KVMELD_DEVICE static matrices left_of(const ring& shared, index_t at, index_t m, index_t k) {
     const index_t r = warp() / 4 * 64 + m * 16;

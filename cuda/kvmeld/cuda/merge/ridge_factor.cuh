@@ -106,11 +106,10 @@ struct update_column {
     const float scale = of.scale[2 * h + (i < of.tiles ? 0 : 1)];
     unrolled<4, 4>([&](index_t m, index_t n) {
       const auto x = tile::load_sums(of.sums(h, i, j), m, n);
-      KVMELD_UNROLL
-      for (index_t u = 0; u < 4; ++u) {
+      unrolled<4>([&](index_t u) {
         const bool one = i == j && tile::row(m, u) == tile::column(n, u);
         sum[m][n][u] = multiply_add(scale, x[u], (one ? 1.0F : 0.0F) - sum[m][n][u]);
-      }
+      });
     });
     if (i != j) {
       sync_block();  // all have read what is overwritten
@@ -134,11 +133,10 @@ struct update_column {
       const auto y = a.vector(tile_cholesky::at(r, c + first));
       const auto z = a.vector(tile_cholesky::at(r, c + 4 - first));
       float x[8];
-      KVMELD_UNROLL
-      for (index_t u = 0; u < 4; ++u) {
+      unrolled<4>([&](index_t u) {
         x[u] = c + u > r ? 0.0F : first == 0 ? y[u] : z[u];
         x[u + 4] = c + u + 4 > r ? 0.0F : first == 0 ? z[u] : y[u];
-      }
+      });
       store_halves<2>(x, to + r * tile::side + c, tile::size);
     }
   }

@@ -42,10 +42,7 @@ struct substitute_back {
       ++loaded;
       commit_async();
     };
-    KVMELD_UNROLL
-    for (index_t s = 0; s < stages - 1; ++s) {
-      load();
-    }
+    unrolled<stages - 1>([&](index_t) { load(); });
     index_t stage = 0;
     sums sum = {};
     place now{have - 1, have - 1, 0};
@@ -116,35 +113,30 @@ struct substitute_back {
   /// `sum += Xᵀ · piece`, Xᵀ the latest or that of the stage.
   KVMELD_DEVICE static void multiply(shared_memory& shared, index_t stage, bool latest,
                                      index_t piece, sums& sum) {
-    KVMELD_UNROLL
-    for (index_t k = 0; k < rows / 16; ++k) {
+    unrolled<rows / 16>([&](index_t k) {
       matrices left[2];
-      KVMELD_UNROLL
-      for (index_t half_of = 0; half_of < 2; ++half_of) {
+      unrolled<2>([&](index_t half_of) {
         left[half_of] = latest ? wide::left(shared.latest, half_of * latest_part, warp() / 4 * 16,
                                             piece * (rows / 16) + k)
                                : narrow::left(shared.solved, (stage * 2 + half_of) * solved_part,
                                               warp() / 4 * 16, k);
-      }
-      KVMELD_UNROLL
-      for (index_t pair = 0; pair < 2; ++pair) {
+      });
+      unrolled<2>([&](index_t pair) {
         matrices right[2];
-        KVMELD_UNROLL
-        for (index_t half_of = 0; half_of < 2; ++half_of) {
+        unrolled<2>([&](index_t half_of) {
           right[half_of] = wide::right_of_columns(shared.factor, (stage * 2 + half_of) * part,
                                                   warp() % 4 * 32 + pair * 16, k * 16);
-        }
-        KVMELD_UNROLL
-        for (index_t n = 0; n < 2; ++n) {
+        });
+        unrolled<2>([&](index_t n) {
           const unsigned high[2] = {right[0].of[2 * n], right[0].of[2 * n + 1]};
           const unsigned low[2] = {right[1].of[2 * n], right[1].of[2 * n + 1]};
           float(&to)[4] = sum[pair * 2 + n];
           mma_16x8x16<half>(to, left[1].of, high);
           mma_16x8x16<half>(to, left[0].of, low);
           mma_16x8x16<half>(to, left[0].of, high);
-        }
-      }
-    }
+        });
+      });
+    });
   }
 
   /// `use(where in latest, half, row, pack)` for all of it, eight halfs at a time.
@@ -200,8 +192,7 @@ struct substitute_back {
   /// `of_sums(where, x, y)` of every two sums becomes the latest; the sums are 0 then.
   template <class OfSums>
   KVMELD_DEVICE static void put(shared_memory& shared, sums& sum, OfSums of_sums) {
-    KVMELD_UNROLL
-    for (index_t n = 0; n < 4; ++n) {
+    unrolled<4>([&](index_t n) {
       KVMELD_UNROLL
       for (index_t u = 0; u < 4; u += 2) {
         const index_t c = unknown(n, u), at = wide::place(column(u), c / 8) + c % 8;
@@ -211,7 +202,7 @@ struct substitute_back {
         shared.latest[latest_part + at] = a.low, shared.latest[latest_part + at + 1] = b.low;
         sum[n][u] = sum[n][u + 1] = 0;
       }
-    }
+    });
   }
 };
 
@@ -249,8 +240,7 @@ struct multiply_solution {
         sum);
     const std::ptrdiff_t slots = std::ptrdiff_t{h} * capacity;
     const float scale = of.scale_out[h];
-    KVMELD_UNROLL
-    for (index_t m = 0; m < 4; ++m) {
+    unrolled<4>([&](index_t m) {
       KVMELD_UNROLL
       for (index_t i = 0; i < 4; i += 2) {
         const index_t u = first + tile::row(m, i);
@@ -261,7 +251,7 @@ struct multiply_solution {
           }
         });
       }
-    }
+    });
   }
 };
 

@@ -80,11 +80,10 @@ struct ridge_system {
 template <index_t Halves>
 KVMELD_DEVICE void store_halves(const float (&x)[8], half* to, std::ptrdiff_t low) {
   vector_16<half> first, second;
-  KVMELD_UNROLL
-  for (index_t u = 0; u < 8; ++u) {
+  unrolled<8>([&](index_t u) {
     const auto y = split_number::of(x[u]);
     first[u] = y.high, second[u] = y.low;
-  }
+  });
   store_16(to, first);
   if constexpr (Halves == 2) {
     store_16(to + low, second);
@@ -144,10 +143,7 @@ struct pack_outputs {
       }
       sync_block();
       float x[8];
-      KVMELD_UNROLL
-      for (index_t u = 0; u < 8; ++u) {
-        x[u] = shared.y[(pack * 8 + u) * pitch + d];
-      }
+      unrolled<8>([&](index_t u) { x[u] = shared.y[(pack * 8 + u) * pitch + d]; });
       store_halves<Halves>(x, of.row(h, of.unknown_tiles * of.side + d0 + d) + q0 + pack * 8,
                            of.low());
     }

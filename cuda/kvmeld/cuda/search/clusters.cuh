@@ -61,20 +61,15 @@ struct mean_centres {
         KVMELD_ROLLED
         for (index_t e0 = 0; e0 < count; e0 += some) {
           vector_16<half> row[some];
-          KVMELD_UNROLL
-          for (index_t e = 0; e < some; ++e) {
+          unrolled<some>([&](index_t e) {
             const half* const from = x.points.row(h, shuffle(mine, e0 + e));
             row[e] = i < to.depth && e0 + e < count ? load_16(from + i) : vector_16<half>{};
-          }
-          KVMELD_UNROLL
-          for (index_t e = 0; e < some; ++e) {
+          });
+          unrolled<some>([&](index_t e) {
             const float w = e0 + e < count ? shuffle(weight, e0 + e) : 0.0F;
             total += w;
-            KVMELD_UNROLL
-            for (index_t j = 0; j < 8; ++j) {
-              sum[j] += w * to_float(row[e][j]);
-            }
-          }
+            unrolled<8>([&](index_t j) { sum[j] += w * to_float(row[e][j]); });
+          });
         }
       }
       if (!(total > 0)) {
@@ -82,11 +77,10 @@ struct mean_centres {
       }
       if (i < to.depth) {
         vector_16<half> y;
-        KVMELD_UNROLL
-        for (index_t j = 0; j < 8; ++j) {
+        unrolled<8>([&](index_t j) {
           y[j] = from_float<half>(sum[j] / total);
           square += to_float(y[j]) * to_float(y[j]);
-        }
+        });
         store_16(to.row(h, c) + i, y);
       }
     }

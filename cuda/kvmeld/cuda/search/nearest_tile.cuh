@@ -42,29 +42,25 @@ KVMELD_DEVICE void cosines(const head_rows<Scalar>& of, index_t with, const tile
   for (index_t i = lane() % rows.lanes * width; i < dim; i += rows.lanes * width) {
     const auto x = load_row(of.at(with), i, dim, aligned);
     vector_16<Scalar> y[many];
-    KVMELD_UNROLL
-    for (index_t u = 0; u < many; ++u) {
+    unrolled<many>([&](index_t u) {
       const index_t s = rows.slot(u);
       y[u] = load_row(of.at(s < rows.end ? s : with), i, dim, aligned);
-    }
-    KVMELD_UNROLL
-    for (index_t j = 0; j < width; ++j) {
+    });
+    unrolled<width>([&](index_t j) {
       const float a = to_float(x[j]);
       own += a * a;
-      KVMELD_UNROLL
-      for (index_t u = 0; u < many; ++u) {
+      unrolled<many>([&](index_t u) {
         const float b = to_float(y[u][j]);
         dot[u] += a * b, square[u] += b * b;
-      }
-    }
+      });
+    });
   }
   own = square_root(reduce_sum(own, rows.lanes));
-  KVMELD_UNROLL
-  for (index_t u = 0; u < many; ++u) {
+  unrolled<many>([&](index_t u) {
     const float norms = own * square_root(reduce_sum(square[u], rows.lanes));
     const float ab = reduce_sum(dot[u], rows.lanes);
     cosine[u] = norms > 0 ? ab / norms : 0.0F;
-  }
+  });
 }
 
 /// A tile of a head's slots by plain products.
@@ -91,8 +87,7 @@ struct search_rows {
       if constexpr (compared::of_values) {
         cosines(cache.values.of(h), removed, rows, cache.dim, aligned, values);
       }
-      KVMELD_UNROLL
-      for (index_t u = 0; u < tile_rows::many; ++u) {
+      unrolled<tile_rows::many>([&](index_t u) {
         const index_t s = rows.slot(u);
         const bool is = s < rows.end && s != removed;
         const index_t p = compared::of_values && is ? position[s] : 0;
@@ -100,7 +95,7 @@ struct search_rows {
                                 ? compared::candidate_of(keys[u], values[u], s, p)
                                 : candidate{0};
         best = c > best ? c : best;
-      }
+      });
     });
     return best;
   }
@@ -142,10 +137,7 @@ struct search_tiles {
       }
       commit_async();
     };
-    KVMELD_UNROLL
-    for (index_t i = 0; i < stages - 1; ++i) {
-      load(i, first + i * turn);
-    }
+    unrolled<stages - 1>([&](index_t i) { load(i, first + i * turn); });
     wait_async<stages - 1>();
     sync_block();  // the removed slot is there
     like.measure(shared.removed);
@@ -162,10 +154,9 @@ struct search_tiles {
       wait_async<stages - 1>();
       sync_warp();
       typename compared::products of_keys;
-      KVMELD_UNROLL
-      for (index_t d = 0; d < Depth / 16; ++d) {
+      unrolled<Depth / 16>([&](index_t d) {
         compared::multiply_keys(of_keys, shared.removed, d, rows::left(shared.tiles, at, d));
-      }
+      });
       like.take_keys(of_keys, s0, tile.end);
       if constexpr (compared::of_values) {
         like.take_values(shared.removed, shared.tiles, at + rows::size, s0, tile.end, position,

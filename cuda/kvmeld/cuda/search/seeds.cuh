@@ -196,20 +196,16 @@ struct pick_seeds {
     KVMELD_ROLLED
     for (index_t turn = 0; turn < now.count; ++turn) {
       index_t key = -1 << 30 << 1;  // below all
-      KVMELD_UNROLL
-      for (index_t u = 0; u < own / 2; ++u) {
+      unrolled<own / 2>([&](index_t u) {
         const auto from_behind = static_cast<unsigned>(pool - 1 - lane() * own - 2 * u);
         const auto low = static_cast<index_t>(gain[u] << 16 | from_behind);
         const auto high = static_cast<index_t>((gain[u] & 0xffff0000U) | (from_behind - 1));
         key = low > key ? low : key, key = high > key ? high : key;
-      }
+      });
       const index_t p = pool - 1 - (reduce_max(key) & (pool - 1));
       const auto row = roomy || p < Rows ? shared.falls.words(p * pitch + lane() * own)
                                          : load_words(behind(h, p) + lane() * own);
-      KVMELD_UNROLL
-      for (index_t u = 0; u < own / 2; ++u) {
-        gain[u] = min_pairs<half>(gain[u], row[u]);
-      }
+      unrolled<own / 2>([&](index_t u) { gain[u] = min_pairs<half>(gain[u], row[u]); });
       chosen |= p / own == lane() ? 1U << p % own : 0U;
     }
     index_t at = now.begin + warp_prefix(count_lanes(chosen));

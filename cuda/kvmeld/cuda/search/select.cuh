@@ -91,14 +91,13 @@ struct select_slots {
     index_t sure_before = 0, equal_before = 0;
     for (index_t base = 0, turn = 0; base < n; base += threads * own, turn ^= 1) {
       unsigned sure = 0, equal = 0;  // a bit each
-      KVMELD_UNROLL
-      for (index_t i = 0; i < own; ++i) {
+      unrolled<own>([&](index_t i) {
         const index_t s = base + thread_index() * own + i;
         const bool is_protected = s < n && mine.is_protected(head, s);
         const unsigned x = s < n && !is_protected ? mine.order(head, s) : 0;
         sure |= is_protected || (s < n && x > least.least) ? 1U << i : 0U;
         equal |= s < n && !is_protected && x == least.least ? 1U << i : 0U;
-      }
+      });
       const auto before = block_prefix(shared.prefix, turn, count_lanes(sure), count_lanes(equal));
       index_t sure_at = sure_before + before.a, equal_at = equal_before + before.b;
       const auto put = [&](index_t i) {
@@ -113,10 +112,7 @@ struct select_slots {
         sure_at += is_sure ? 1 : 0, equal_at += is_equal ? 1 : 0;
       };
       if constexpr (To::reads) {
-        KVMELD_UNROLL
-        for (index_t i = 0; i < own; ++i) {
-          put(i);
-        }
+        unrolled<own>([&](index_t i) { put(i); });
       } else {
         KVMELD_ROLLED
         for (index_t i = 0; i < own; ++i) {

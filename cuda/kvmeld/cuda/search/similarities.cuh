@@ -90,15 +90,14 @@ struct nearest_columns {
   KVMELD_DEVICE void take(const typename Stream::products& x, SlotOf slot_of, ScoreOf score_of) {
     unrolled<Stream::column_tiles, 4>([&](index_t n, index_t j) {
       const index_t column = Stream::column(n, j), s = slot_of(column);
-      KVMELD_UNROLL
-      for (index_t m = 0; m < Stream::row_tiles; ++m) {
+      unrolled<Stream::row_tiles>([&](index_t m) {
         const float y = score_of(x[m][n][j], m, j / 2, column);
         float& most = score[m][j / 2];
         index_t& its = slot[m][j / 2];
         if (y > most || (!Ascending && y == most && s < its)) {
           most = y, its = s;
         }
-      }
+      });
     });
   }
   /// The nearest of all columns to row r, in thread r; 0: none.

@@ -63,8 +63,7 @@ struct tile_stream {
   KVMELD_DEVICE static void keep(shared_memory& shared, index_t first,
                                  const streamed_rows<RowOf>& from) {
     const index_t parts = (from.dim + tile::depth - 1) / tile::depth;
-    KVMELD_UNROLL
-    for (index_t u = 0; u < rows / step; ++u) {
+    unrolled<rows / step>([&](index_t u) {
       const index_t r = thread_index() / tile::packs + u * step, i = first + r;
       for (index_t plane = 0; plane < Planes; ++plane) {
         const Scalar* const row =
@@ -74,7 +73,7 @@ struct tile_stream {
                     i < from.count, from);
         }
       }
-    }
+    });
   }
 
   /// Streams `others` by the rows that `keep` began to copy. Before a tile comes, a thread for each
@@ -93,23 +92,21 @@ struct tile_stream {
     const auto copy = [&] {
       if (ahead_tile * columns < others.count) {
         if (ahead_part == 0) {
-          KVMELD_UNROLL
-          for (index_t u = 0; u < loads; ++u) {
+          unrolled<loads>([&](index_t u) {
             const index_t i = ahead_tile * columns + first + u * step;
             from[u] =
                 others.template row<Planes>(i < others.count ? i : others.count - 1, ahead_plane);
-          }
+          });
           if (ahead_plane == 0 && thread_index() < columns) {
             const index_t i = ahead_tile * columns + thread_index();
             describe(ahead_tile % 2, thread_index(), i < others.count ? i : -1);
           }
         }
-        KVMELD_UNROLL
-        for (index_t u = 0; u < loads; ++u) {
+        unrolled<loads>([&](index_t u) {
           const index_t r = first + u * step;
           copy_pack(shared.ring.first, ahead_stage * of_tile, r, ahead_part * tile::depth, from[u],
                     ahead_tile * columns + r < others.count, others);
-        }
+        });
       }
       commit_async();
       ahead_part = ahead_part == parts - 1 ? 0 : ahead_part + 1;
@@ -164,11 +161,10 @@ struct tile_stream {
     sync_block();
     candidate most = 0;
     if (thread_index() < rows) {
-      KVMELD_UNROLL
-      for (index_t w = 0; w < across; ++w) {
+      unrolled<across>([&](index_t w) {
         const candidate it = number_of_row(shared, w, thread_index());
         most = it > most ? it : most;
-      }
+      });
     }
     return most;
   }
@@ -248,13 +244,12 @@ struct tile_stream<float, Depth, 128> {
 
   KVMELD_DEVICE static candidate best_of_rows(shared_memory& shared,
                                               const candidate (&best)[row_tiles][2]) {
-    KVMELD_UNROLL
-    for (index_t i = 0; i < 2; ++i) {
+    unrolled<2>([&](index_t i) {
       const candidate it = reduce_max(best[0][i], 4);
       if (lane() % 4 == 0) {
         shared.best[row(0, 2 * i)] = it;
       }
-    }
+    });
     sync_block();
     return thread_index() < rows ? shared.best[thread_index()] : candidate{0};
   }

@@ -123,8 +123,7 @@ struct credit_tokens {
     const bool shared = tokens.shared(s), counted = i >= queries.count - counts.all,
                late = i >= queries.count - counts.late;
     float slope[max_group], log_sum[max_group];
-    KVMELD_UNROLL
-    for (index_t g = 0; g < max_group; ++g) {
+    unrolled<max_group>([&](index_t g) {
       slope[g] = 0, log_sum[g] = lowest_score;
       if (sees && g < cache.group) {
         const float x = dot(queries.at(h, g, i), cache.keys.of(h).at(s));
@@ -132,16 +131,15 @@ struct credit_tokens {
                           : cache.scale * x + tokens.head.log_mass[s];
         log_sum[g] = log_sum_exp[(std::ptrdiff_t{h} * cache.group + g) * queries.count + i];
       }
-    }
+    });
     tokens.each(s, [&](index_t t) {
       const float norm = shared ? tokens.at(entry_table::norm, t) : 1.0F;
       float a = 0;
-      KVMELD_UNROLL
-      for (index_t g = 0; g < max_group; ++g) {
+      unrolled<max_group>([&](index_t g) {
         const float p =
             log_sum[g] == lowest_score ? 0.0F : exponential(slope[g] * norm - log_sum[g]);
         a = combine != group_combine::max ? a + p : p > a ? p : a;
-      }
+      });
       a = combine == group_combine::mean ? a / static_cast<float>(cache.group) : a;
       const float sum = reduce_sum(counted ? a : 0.0F), of_late = reduce_sum(late ? a : 0.0F);
       if (lane() == 0) {
@@ -156,10 +154,7 @@ struct credit_tokens {
     for (index_t i = 0; i < cache.dim; i += width) {
       const auto x = load_row(query, i, cache.dim, aligned);
       const auto y = load_row(key, i, cache.dim, aligned);
-      KVMELD_UNROLL
-      for (index_t j = 0; j < width; ++j) {
-        sum += to_float(x[j]) * to_float(y[j]);
-      }
+      unrolled<width>([&](index_t j) { sum += to_float(x[j]) * to_float(y[j]); });
     }
     return sum;
   }

@@ -77,14 +77,13 @@ struct most_redundant {
         const index_t column = shape::column(c, j), s = shared.slot[column];
         const float key = shared.key_length[column], value = shared.value_length[column];
         const index_t position = shared.position[column];
-        KVMELD_UNROLL
-        for (index_t m = 0; m < shape::row_tiles; ++m) {
+        unrolled<shape::row_tiles>([&](index_t m) {
           const float r = redundancy(entry_cosine(keys[m][c][j], key_length[m][j / 2], key),
                                      entry_cosine(values[m][c][j], value_length[m][j / 2], value));
           const candidate it = s < 0 ? candidate{0} : most_candidate(ordered(r), position);
           into[m][j / 2] = it > best[m][j / 2] ? s : into[m][j / 2];
           best[m][j / 2] = it > best[m][j / 2] ? it : best[m][j / 2];
-        }
+        });
       });
     }
     unrolled<shape::row_tiles, 2>([&](index_t m, index_t i) {
@@ -156,16 +155,12 @@ struct entry_merge {
         const index_t s = member(i);
         const double unit = x.unit(weight(s), key_length(s));
         const Scalar* const row = keys.at(s);
-        KVMELD_UNROLL
-        for (index_t j = 0; j < Own; ++j) {
+        unrolled<Own>([&](index_t j) {
           const index_t e = first + j * 32 + lane();
           key[j] += e < cache.dim ? unit * static_cast<double>(to_float(row[e])) : 0.0;
-        }
+        });
       }
-      KVMELD_UNROLL
-      for (index_t j = 0; j < Own; ++j) {
-        square += key[j] * key[j];
-      }
+      unrolled<Own>([&](index_t j) { square += key[j] * key[j]; });
     }
     x.length = square_root(reduce_sum(square));
     return x;

@@ -90,10 +90,7 @@ struct invert_covariance {
     for (index_t e = thread_index() * 8; e < depth * depth; e += threads * 8) {
       const index_t i = e / depth, j = e % depth;
       float x[8];
-      KVMELD_UNROLL
-      for (index_t u = 0; u < 8; ++u) {
-        x[u] = i < dim && j + u <= i ? at(i, j + u) : 0.0F;
-      }
+      unrolled<8>([&](index_t u) { x[u] = i < dim && j + u <= i ? at(i, j + u) : 0.0F; });
       store_split(x, to + e, split_inverse::size(dim));
     }
   }

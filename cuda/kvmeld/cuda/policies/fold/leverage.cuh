@@ -39,10 +39,9 @@ struct unrotated_keys {
       const number_pair at = turn.elements(dim, p);
       Scalar* row[N];
       keys.at(s, row);
-      KVMELD_UNROLL
-      for (index_t u = 0; u < N; ++u) {
+      unrolled<N>([&](index_t u) {
         to[u] = {row[u][at.i], row[u][at.j < 0 ? at.i : at.j], position[s[u]]};
-      }
+      });
     }
     KVMELD_DEVICE number_pair number(const loaded& of, index_t p) const {
       number_pair x = turn.elements(dim, p);
@@ -124,19 +123,16 @@ struct measure_leverage {
       for (index_t r0 = thread_index() / lanes; r0 < slots; r0 += many * at_once) {
         index_t s[many];
         typename unrotated_keys<Scalar>::of_head::loaded next[many];  // all in flight at once
-        KVMELD_UNROLL
-        for (index_t u = 0; u < many; ++u) {
-          s[u] = s0 + r0 + u * at_once < n ? s0 + r0 + u * at_once : s0;
-        }
+        unrolled<many>(
+            [&](index_t u) { s[u] = s0 + r0 + u * at_once < n ? s0 + r0 + u * at_once : s0; });
         rows.load(s, p, next);
-        KVMELD_UNROLL
-        for (index_t u = 0; u < many; ++u) {
+        unrolled<many>([&](index_t u) {
           number_pair x = rows.number(next[u], p);
           x.x -= centre.x, x.y -= centre.y;
           x.each([&](index_t i, float number) {
             keys::put(shared.x, 0, r0 + u * at_once, i, number);
           });
-        }
+        });
       }
     }
     float y[own][2][4] = {}, square[2] = {};
@@ -160,20 +156,16 @@ struct measure_leverage {
       });
     }
     const index_t part = warp() % sharing, row = warp() / sharing * 16 + lane() / 4;
-    KVMELD_UNROLL
-    for (index_t k = 0; k < 2; ++k) {
+    unrolled<2>([&](index_t k) {
       const float all = reduce_sum(square[k], 4);
       if (lane() % 4 == 0) {
         shared.square[part * slots + row + 8 * k] = all;
       }
-    }
+    });
     sync_block();
     for (index_t r = thread_index(); r < slots && s0 + r < n; r += threads) {
       float sum = 0;
-      KVMELD_UNROLL
-      for (index_t k = 0; k < sharing; ++k) {
-        sum += shared.square[k * slots + r];
-      }
+      unrolled<sharing>([&](index_t k) { sum += shared.square[k * slots + r]; });
       const bool is = !single || state.column(cache, fold_rule::tokens, h)[s0 + r] == 1.0F;
       leverage[cache.slot(h, s0 + r)] = is ? sum : 0.0F;
     }
@@ -186,8 +178,7 @@ struct measure_leverage {
     const index_t dim = of.cache.dim, depth = split_inverse::depth_of(dim);
     constexpr index_t packs = side / 8;
     const bfloat16* const from = inverse.of(h, dim) + std::ptrdiff_t{b} * side * depth + j * side;
-    KVMELD_UNROLL
-    for (index_t part = 0; part < piece::parts; ++part) {
+    unrolled<piece::parts>([&](index_t part) {
       KVMELD_UNROLL
       for (index_t e = 0; e < side * packs; e += threads) {
         const index_t r = (e + thread_index()) / packs, p = (e + thread_index()) % packs;
@@ -195,7 +186,7 @@ struct measure_leverage {
                    stage * piece::size + part * piece::part + piece::tile::place(r, p),
                    from + part * split_inverse::size(dim) + std::ptrdiff_t{r} * depth + p * 8);
       }
-    }
+    });
     commit_async();
   }
   /// Adds the products of keys' columns `64 j ...` with a piece; of one on the diagonal those that
@@ -206,10 +197,9 @@ struct measure_leverage {
     KVMELD_ROLLED
     for (index_t k = 0; k < side / 16; ++k) {
       split_matrices left;
-      KVMELD_UNROLL
-      for (index_t part = 0; part < keys::parts; ++part) {
+      unrolled<keys::parts>([&](index_t part) {
         left.of[part] = keys::tile::left(shared.x, part * keys::part, row, j * (side / 16) + k);
-      }
+      });
       KVMELD_UNROLL
       for (index_t t = 0; t < own; ++t) {
         const index_t tile =
@@ -218,11 +208,10 @@ struct measure_leverage {
           continue;
         }
         split_matrices right;
-        KVMELD_UNROLL
-        for (index_t part = 0; part < piece::parts; ++part) {
+        unrolled<piece::parts>([&](index_t part) {
           right.of[part] =
               piece::tile::right(shared.inverse, at + part * piece::part, tile * 16, k);
-        }
+        });
         multiply_split(left, right, y[t]);
       }
     }

@@ -41,29 +41,25 @@ struct merge_rows {
       KVMELD_ROLLED
       for (index_t e0 = 0; e0 < count; e0 += some) {
         Scalar key[some][own], value[some][own];
-        KVMELD_UNROLL
-        for (index_t e = 0; e < some; ++e) {
+        unrolled<some>([&](index_t e) {
           const index_t s = shuffle(mine.source, e0 + e);
-          KVMELD_UNROLL
-          for (index_t w = 0; w < own; ++w) {
+          unrolled<own>([&](index_t w) {
             const index_t i = first + 32 * w + lane();
             const bool there = i < cache.dim && e0 + e < count;
             key[e][w] = there ? keys.at(s)[i] : Scalar{};
             value[e][w] = there ? values.at(s)[i] : Scalar{};
-          }
-        }
-        KVMELD_UNROLL
-        for (index_t e = 0; e < some; ++e) {
+          });
+        });
+        unrolled<some>([&](index_t e) {
           const float a = shuffle(mine.key_weight, e0 + e), b = shuffle(mine.value_weight, e0 + e);
           KVMELD_UNROLL
           for (index_t w = 0; w < own && e0 + e < count; ++w) {
             k[w] += a * to_float(key[e][w]), v[w] += b * to_float(value[e][w]);
           }
-        }
+        });
       }
     }
-    KVMELD_UNROLL
-    for (index_t w = 0; w < own; ++w) {
+    unrolled<own>([&](index_t w) {
       if (const index_t i = first + 32 * w + lane(); i < cache.dim) {
         if constexpr (Parts) {
           put(to.template key_parts<Scalar>(h, r) + i, k[w]);
@@ -72,7 +68,7 @@ struct merge_rows {
           to.key[to.at(h, r) + i] = k[w], to.value[to.at(h, r) + i] = v[w];
         }
       }
-    }
+    });
   }
   KVMELD_DEVICE void put(Scalar* to_part, float x) const {
     const Scalar high = from_float<Scalar>(x);

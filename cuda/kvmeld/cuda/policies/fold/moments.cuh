@@ -115,15 +115,14 @@ struct sum_moments {
           const index_t r = r0 + u * at_once + row;
           return r < n ? r : n - 1;
         });
-        KVMELD_UNROLL
-        for (index_t u = 0; u < many; ++u) {
+        unrolled<many>([&](index_t u) {
           const index_t r = u * at_once + row;
           number_pair x = own_rows.number(next[u], p);
           const bool is = r0 + r < n;  // behind the last row there are zeros
           x.x = is ? x.x - from.x : 0.0F, x.y = is ? x.y - from.y : 0.0F;
           sum.x += x.x, sum.y += x.y;
           x.each([&](index_t i, float number) { split::put(shared.x, at, r, i, number); });
-        }
+        });
       }
       sync_block();  // these are there, and those before the last used up
       KVMELD_ROLLED
@@ -155,10 +154,7 @@ struct sum_moments {
   KVMELD_DEVICE static void load(const typename Rows::of_head& from, loaded (&to)[many], index_t p,
                                  RowOf row_of) {
     index_t r[many];
-    KVMELD_UNROLL
-    for (index_t u = 0; u < many; ++u) {
-      r[u] = row_of(u);
-    }
+    unrolled<many>([&](index_t u) { r[u] = row_of(u); });
     from.load(r, p, to);
   }
   /// `shared.sum [dim]` of all threads' pairs. A barrier before and after.
@@ -191,12 +187,11 @@ struct sum_moments {
         const index_t e = e0 + u * at_once + row;
         return (e < taken ? e : 0) * apart;
       });
-      KVMELD_UNROLL
-      for (index_t u = 0; u < many; ++u) {
+      unrolled<many>([&](index_t u) {
         const number_pair x = own_rows.number(next[u], p);
         const bool is = e0 + u * at_once + row < taken;
         sum = {x.i, x.j, sum.x + (is ? x.x : 0.0F), sum.y + (is ? x.y : 0.0F)};
-      }
+      });
     }
     add_up(shared, sum, row, has);
     const float share = 1.0F / static_cast<float>(taken);
@@ -208,8 +203,7 @@ struct sum_moments {
   template <class Use>
   KVMELD_DEVICE void each_tile(Use use) const {
     const index_t early = warp() / sharing, late = blocks - 1 - early;
-    KVMELD_UNROLL
-    for (index_t t = 0; t < own; ++t) {
+    unrolled<own>([&](index_t t) {
       const index_t e = warp() % sharing + t * sharing;
       const bool later = e > early;
       const index_t tile_row = (later ? late : early) * 16,
@@ -217,7 +211,7 @@ struct sum_moments {
       if (e <= blocks && tile_row < dim && tile_column < dim) {
         use(t, tile_row, tile_column);
       }
-    }
+    });
   }
   /// 16 of the rows at `at`, from `k` on.
   KVMELD_DEVICE void multiply(const shared_memory& shared, index_t at, index_t k,
@@ -227,14 +221,13 @@ struct sum_moments {
     index_t row_of_left = -1;  // its second row of tiles comes once, behind the first
     each_tile([&](index_t t, index_t tile_row, index_t tile_column) {
       split_matrices right;
-      KVMELD_UNROLL
-      for (index_t part = 0; part < split::parts; ++part) {
+      unrolled<split::parts>([&](index_t part) {
         const index_t from = at + part * split::part;
         if (tile_row != row_of_left) {
           left.of[part] = tile::left_of_columns(shared.x, from, tile_row, k);
         }
         right.of[part] = tile::right_of_columns(shared.x, from, tile_column, k);
-      }
+      });
       row_of_left = tile_row;
       multiply_split(left, right, products[t]);
     });

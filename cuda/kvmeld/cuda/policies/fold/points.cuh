@@ -95,10 +95,8 @@ struct make_points {
       unrolled<shape::column_tiles, 4>([&](index_t c, index_t i) {
         const index_t column = shape::column(c, i), j = j0 + column;
         const float centre = j < dim ? offset[j] : 0.0F;
-        KVMELD_UNROLL
-        for (index_t m = 0; m < shape::row_tiles; ++m) {
-          put(shared, shape::row(m, i), column, y[m][c][i] - centre);
-        }
+        unrolled<shape::row_tiles>(
+            [&](index_t m) { put(shared, shape::row(m, i), column, y[m][c][i] - centre); });
       });
       store(shared, h, s0, n, j0, of_keys, square);
     }
@@ -108,21 +106,17 @@ struct make_points {
         const index_t r = e / (some / width), i = e % (some / width) * width;
         const bool is = s0 + r < n;
         auto x = load_row(values.at(is ? s0 + r : s0), j0 - of_keys + i, is ? dim : 0, aligned);
-        KVMELD_UNROLL
-        for (index_t j = 0; j < width; ++j) {
-          put(shared, r, i + j, to_float(x[j]) * inverse);
-        }
+        unrolled<width>([&](index_t j) { put(shared, r, i + j, to_float(x[j]) * inverse); });
       }
       store(shared, h, s0, n, j0, to.depth, square);
     }
-    KVMELD_UNROLL
-    for (index_t u = 0; u < own; ++u) {
+    unrolled<own>([&](index_t u) {
       const index_t r = (u * threads + thread_index()) / packs;
       square[u] = reduce_sum(square[u], packs);
       if (thread_index() % packs == 0 && s0 + r < n) {
         to.square[to.at(h, s0 + r)] = square[u];
       }
-    }
+    });
   }
 
  private:
@@ -135,18 +129,14 @@ struct make_points {
   KVMELD_DEVICE void store(shared_memory& shared, index_t h, index_t s0, index_t n, index_t j0,
                            index_t end, float (&square)[own]) const {
     sync_block();
-    KVMELD_UNROLL
-    for (index_t u = 0; u < own; ++u) {
+    unrolled<own>([&](index_t u) {
       const index_t e = u * threads + thread_index(), r = e / packs, i = e % packs * 8;
       const auto x = shared.halves.vector(r * some + i);
       if (s0 + r < n && j0 + i < end) {
         store_16(to.row(h, s0 + r) + j0 + i, x);
       }
-      KVMELD_UNROLL
-      for (index_t j = 0; j < 8; ++j) {
-        square[u] += to_float(x[j]) * to_float(x[j]);
-      }
-    }
+      unrolled<8>([&](index_t j) { square[u] += to_float(x[j]) * to_float(x[j]); });
+    });
     sync_block();
   }
 };

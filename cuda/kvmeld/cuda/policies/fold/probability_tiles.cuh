@@ -59,10 +59,8 @@ struct probability_tiles {
     wait_async<0>();
     sync_block();
     matrices query[Depth / 16];
-    KVMELD_UNROLL
-    for (index_t k = 0; k < Depth / 16; ++k) {
-      query[k] = query_tile::left(shared.keys, 0, warp() * 16, k);
-    }
+    unrolled<Depth / 16>(
+        [&](index_t k) { query[k] = query_tile::left(shared.keys, 0, warp() * 16, k); });
     sync_block();  // all have their queries
 
     const index_t turns = (n + rows - 1) / rows;  // of each of two passes
@@ -124,8 +122,7 @@ struct probability_tiles {
   KVMELD_DEVICE void load_rows(shared_memory& shared, index_t h, index_t n, index_t r0,
                                index_t stage, index_t first, bool values) const {
     const auto is = [&](index_t r) { return r0 + r < n; };
-    KVMELD_UNROLL
-    for (index_t part = 0; part < 2; ++part) {
+    unrolled<2>([&](index_t part) {
       key_tile::copy(
           shared.keys, (stage * 2 + part) * key_tile::size, 0, cache.dim,
           [&](index_t r) {
@@ -141,7 +138,7 @@ struct probability_tiles {
             },
             is);
       }
-    }
+    });
     if (thread_index() < rows) {
       const index_t r = r0 + thread_index(), at = stage * rows + thread_index();
       shared.mass[at] = r < n ? log2_e * plan.log_mass[cache.slot(h, r)] : lowest_score;
@@ -151,15 +148,14 @@ struct probability_tiles {
   KVMELD_DEVICE void multiply_keys(const key_array& keys, index_t at,
                                    const matrices (&query)[Depth / 16],
                                    float (&x)[rows / 8][4]) const {
-    KVMELD_UNROLL
-    for (index_t k = 0; k < Depth / 16; ++k) {
+    unrolled<Depth / 16>([&](index_t k) {
       if (k * 16 < cache.dim) {
         unrolled<2, rows / 16>([&](index_t part, index_t pair) {
           const matrices b = key_tile::right(keys, at + part * key_tile::size, pair * 16, k);
           add_product<Scalar>(x[pair * 2], x[pair * 2 + 1], query[k].of, b);
         });
       }
-    }
+    });
   }
 
   /// Of a lane's own rows.
@@ -167,22 +163,18 @@ struct probability_tiles {
                                              float (&total)[2]) {
     float top[2] = {max[0], max[1]};
     each(x, [&](float y, index_t i, index_t) { top[i] = y > top[i] ? y : top[i]; });
-    KVMELD_UNROLL
-    for (index_t i = 0; i < 2; ++i) {
-      total[i] *= exp2_approx(max[i] - top[i]), max[i] = top[i];
-    }
+    unrolled<2>([&](index_t i) { total[i] *= exp2_approx(max[i] - top[i]), max[i] = top[i]; });
     each(x, [&](float y, index_t i, index_t) { total[i] += exp2_approx(y - max[i]); });
   }
   /// The log-sum-exp over all four lanes' into `total`; of queries that there are not, so much that
   /// every weight is 0.
   KVMELD_DEVICE static void set_log_sums(index_t q0, index_t all, const float (&max)[2],
                                          float (&total)[2]) {
-    KVMELD_UNROLL
-    for (index_t i = 0; i < 2; ++i) {
+    unrolled<2>([&](index_t i) {
       const float top = reduce_max(max[i], 4);
       const float sum = reduce_sum(total[i] * exp2_approx(max[i] - top), 4);
       total[i] = q0 + query_of(i) < all ? top + log2_approx(sum) : -lowest_score;
-    }
+    });
   }
 
   /// Logits become weights: into the system, their squares, and times the values.
@@ -193,8 +185,7 @@ struct probability_tiles {
       y = exp2_approx(y - log_sum[i]);
       squares += stores && shared.place[stage * rows + column] >= 0 ? y * y : 0.0F;
     });
-    KVMELD_UNROLL
-    for (index_t k = 0; k < rows / 16; ++k) {
+    unrolled<rows / 16>([&](index_t k) {
       if (stores) {
         store_weights(shared, h, q0, stage, k, x);
       }
@@ -207,27 +198,25 @@ struct probability_tiles {
             pair_of(from_float<Scalar>(p - to_float(a)), from_float<Scalar>(q - to_float(b)));
       });
       const index_t at = stage * 2 * value_tile::size;
-      KVMELD_UNROLL
-      for (index_t c = 0; c < columns / 16; ++c) {
+      unrolled<columns / 16>([&](index_t c) {
         const matrices b = value_tile::right_of_columns(shared.values, at, c * 16, k * 16);
         add_product<Scalar>(sum[c * 2], sum[c * 2 + 1], high, b);
         add_product<Scalar>(sum[c * 2], sum[c * 2 + 1], rest, b);
         const matrices low =
             value_tile::right_of_columns(shared.values, at + value_tile::size, c * 16, k * 16);
         add_product<Scalar>(sum[c * 2], sum[c * 2 + 1], high, low);
-      }
-    }
+      });
+    });
   }
   /// Of sixteen rows, those that the system knows: eight queries of a row a lane.
   KVMELD_DEVICE void store_weights(shared_memory& shared, index_t h, index_t q0, index_t stage,
                                    index_t k, const float (&x)[rows / 8][4]) const {
     unsigned words[4];
-    KVMELD_UNROLL
-    for (index_t e = 0; e < 4; ++e) {
+    unrolled<4>([&](index_t e) {
       const float* const y = x[2 * k + e / 2] + e % 2 * 2;
       words[e] = transposed(pair_of(from_float<half>(system.p_scale * y[0]),
                                     from_float<half>(system.p_scale * y[1])));
-    }
+    });
     transpose_quad(words);
     const index_t e = lane() % 4, r = k * 16 + e / 2 * 8 + lane() / 4;
     const index_t unknown = shared.place[stage * rows + r];

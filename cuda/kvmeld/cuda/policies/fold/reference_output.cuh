@@ -99,22 +99,20 @@ struct reference_output {
     const auto keys = cache.keys.of(h), values = cache.values.of(h);
     tile::load_queries(shared, queries, h, q0, all, cache.dim);
     float z[tile::own];
-    KVMELD_UNROLL
-    for (index_t u = 0; u < tile::own; ++u) {
+    unrolled<tile::own>([&](index_t u) {
       const index_t q = q0 + tile::query(u);
       z[u] = q < all ? log_sum_exp[std::ptrdiff_t{h} * all + q] : 0.0F;
-    }
+    });
     tile::sums sum = {};
     for (index_t s0 = 0; s0 < n; s0 += tile::some) {
       const index_t s = s0 + lane();
       tile::load_rows(shared, cache.dim,
                       [&](index_t r) { return s0 + r < n ? keys.at(s0 + r) : nullptr; });
-      KVMELD_UNROLL
-      for (index_t u = 0; u < tile::own; ++u) {
+      unrolled<tile::own>([&](index_t u) {
         const float dot = tile::product(shared, cache.dim, u);
         shared.weight[tile::query(u) * tile::weights + lane()] =
             s < n ? exponential(cache.scale * dot + cache.log_mass_of(h)[s] - z[u]) : 0.0F;
-      }
+      });
       tile::load_rows(shared, cache.dim,
                       [&](index_t r) { return s0 + r < n ? values.at(s0 + r) : nullptr; });
       tile::add_rows(shared, cache.dim, sum);
@@ -158,46 +156,40 @@ struct row_probabilities {
     };
     tile::load_queries(shared, queries, h, q0, all, cache.dim);
     float max[tile::own], total[tile::own];
-    KVMELD_UNROLL
-    for (index_t u = 0; u < tile::own; ++u) {
-      max[u] = lowest_score, total[u] = 0;
-    }
+    unrolled<tile::own>([&](index_t u) { max[u] = lowest_score, total[u] = 0; });
     for (index_t r0 = 0; r0 < n; r0 += tile::some) {
       const index_t r = r0 + lane();
       tile::load_rows(shared, cache.dim, [&](index_t x) {
         return r0 + x < n ? rows.key + rows.at(h, r0 + x) : nullptr;
       });
-      KVMELD_UNROLL
-      for (index_t u = 0; u < tile::own; ++u) {
+      unrolled<tile::own>([&](index_t u) {
         const float dot = tile::product(shared, cache.dim, u);
         if (r < n && q0 + tile::query(u) < all) {
           const float l = cache.scale * dot + plan.log_mass[cache.slot(h, r)];
           at(u, r) = l;
           max[u] = l > max[u] ? l : max[u];
         }
-      }
+      });
     }
-    KVMELD_UNROLL
-    for (index_t u = 0; u < tile::own; ++u) {
+    unrolled<tile::own>([&](index_t u) {
       max[u] = reduce_max(max[u]);
       for (index_t r = lane(); r < n && q0 + tile::query(u) < all; r += 32) {
         const float e = exponential(at(u, r) - max[u]);
         at(u, r) = e, total[u] += e;
       }
       total[u] = reduce_sum(total[u]);
-    }
+    });
     tile::sums sum = {};
     float squares = 0, largest = 0;
     for (index_t r0 = 0; r0 < n; r0 += tile::some) {
       const index_t r = r0 + lane();
       const bool known = r < n && to.place[cache.slot(h, r)] >= 0;
-      KVMELD_UNROLL
-      for (index_t u = 0; u < tile::own; ++u) {
+      unrolled<tile::own>([&](index_t u) {
         const bool is = r < n && q0 + tile::query(u) < all;
         const float x = is ? at(u, r) / total[u] : 0.0F;
         squares += known ? x * x : 0.0F;
         shared.weight[tile::query(u) * tile::weights + lane()] = x;
-      }
+      });
       sync_block();
       store_rows(shared, h, q0, r0, n);
       tile::load_rows(shared, cache.dim, [&](index_t x) {
@@ -226,10 +218,9 @@ struct row_probabilities {
     const index_t r = r0 + thread_index() / 2, pack = thread_index() % 2;
     if (thread_index() < 2 * tile::some && r < n && to.place[cache.slot(h, r)] >= 0) {
       float x[8];
-      KVMELD_UNROLL
-      for (index_t u = 0; u < 8; ++u) {
+      unrolled<8>([&](index_t u) {
         x[u] = system.p_scale * shared.weight[(pack * 8 + u) * tile::weights + r - r0];
-      }
+      });
       store(x, h, to.place[cache.slot(h, r)], q0 + pack * 8);
     }
   }

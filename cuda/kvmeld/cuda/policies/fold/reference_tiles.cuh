@@ -52,16 +52,13 @@ struct reference_tiles {
     wait_async<0>();
     sync_block();
     matrices query[Depth / 16];
-    KVMELD_UNROLL
-    for (index_t k = 0; k < Depth / 16; ++k) {
-      query[k] = key_tile::left(shared.keys, 0, warp() * 16, k);
-    }
+    unrolled<Depth / 16>(
+        [&](index_t k) { query[k] = key_tile::left(shared.keys, 0, warp() * 16, k); });
     float z[2];
-    KVMELD_UNROLL
-    for (index_t i = 0; i < 2; ++i) {
+    unrolled<2>([&](index_t i) {
       const index_t q = q0 + row(i);
       z[i] = q < all ? log2_e * log_sum_exp[std::ptrdiff_t{h} * all + q] : 0.0F;
-    }
+    });
     sync_block();  // all have their queries
 
     const auto load = [&](index_t s0, index_t stage) {
@@ -97,11 +94,10 @@ struct reference_tiles {
         unsigned high[some / 16][4], rest[some / 16][4];
         unrolled<some / 8, 2>([&](index_t t, index_t i) {
           float p[2];
-          KVMELD_UNROLL
-          for (index_t e = 0; e < 2; ++e) {
+          unrolled<2>([&](index_t e) {
             const float mass = shared.mass[stage * slots + s + t * 8 + lane() % 4 * 2 + e];
             p[e] = exp2_approx(multiply_add(scale, x[t][2 * i + e], mass - z[i]));
-          }
+          });
           const Scalar a = from_float<Scalar>(p[0]), b = from_float<Scalar>(p[1]);
           high[t / 2][t % 2 * 2 + i] = pair_of(a, b);
           rest[t / 2][t % 2 * 2 + i] = pair_of(from_float<Scalar>(p[0] - to_float(a)),
@@ -128,33 +124,29 @@ struct reference_tiles {
   KVMELD_DEVICE void multiply_keys(const key_array& keys, index_t tile, index_t s,
                                    const matrices (&query)[Depth / 16],
                                    float (&x)[some / 8][4]) const {
-    KVMELD_UNROLL
-    for (index_t k = 0; k < Depth / 16; ++k) {
+    unrolled<Depth / 16>([&](index_t k) {
       if (k * 16 < cache.dim) {
-        KVMELD_UNROLL
-        for (index_t pair = 0; pair < some / 16; ++pair) {
+        unrolled<some / 16>([&](index_t pair) {
           const matrices b = key_tile::right(keys, tile, s + pair * 16, k);
           add_product<Scalar>(x[pair * 2], x[pair * 2 + 1], query[k].of, b);
-        }
+        });
       }
-    }
+    });
   }
   /// `sum += weights · values` of the same slots.
   KVMELD_DEVICE void add_values(const value_array& values, index_t tile, index_t s, index_t first,
                                 const unsigned (&high)[some / 16][4],
                                 const unsigned (&rest)[some / 16][4],
                                 float (&sum)[columns / 8][4]) const {
-    KVMELD_UNROLL
-    for (index_t c = 0; c < columns / 16; ++c) {
+    unrolled<columns / 16>([&](index_t c) {
       if (first + c * 16 < cache.dim) {
-        KVMELD_UNROLL
-        for (index_t k = 0; k < some / 16; ++k) {
+        unrolled<some / 16>([&](index_t k) {
           const matrices b = value_tile::right_of_columns(values, tile, c * 16, s + k * 16);
           add_product<Scalar>(sum[c * 2], sum[c * 2 + 1], high[k], b);
           add_product<Scalar>(sum[c * 2], sum[c * 2 + 1], rest[k], b);
-        }
+        });
       }
-    }
+    });
   }
 };
 

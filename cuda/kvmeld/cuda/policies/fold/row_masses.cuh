@@ -65,8 +65,7 @@ struct row_masses {
     }
     const index_t all = queries.count * cache.group;
     const index_t* const row = of.row + cache.slot(h, 0);
-    KVMELD_UNROLL
-    for (index_t part = 0; part < 2; ++part) {
+    unrolled<2>([&](index_t part) {
       tile::copy(
           shared.keys, part * tile::size, 0, cache.dim,
           [&](index_t r) {
@@ -74,7 +73,7 @@ struct row_masses {
                    part * cache.dim;
           },
           [&](index_t r) { return u0 + r < n; });
-    }
+    });
     const auto load = [&](index_t q0, index_t stage) {
       if (q0 < all) {
         const auto is = [&](index_t r) { return q0 + r < all; };
@@ -115,35 +114,32 @@ struct row_masses {
       stage ^= 1;
     }
     wait_async<0>();
-    KVMELD_UNROLL
-    for (index_t i = 0; i < 2; ++i) {
+    unrolled<2>([&](index_t i) {
       const index_t u = u0 + warp() * 16 + lane() / 4 + 8 * i;
       const float sum = reduce_sum(alone[i], 4);
       if (lane() % 4 == 0 && u < n) {
         float& mass = plan.log_mass[cache.slot(h, row[u])];
         mass = log_ratio(mass, sum);
       }
-    }
+    });
   }
 
  private:
   /// `x = keys · queries` of queries `q ... q + some` of a stage.
   KVMELD_DEVICE void multiply(const shared_memory& shared, index_t stage, index_t q,
                               float (&x)[some / 8][4]) const {
-    KVMELD_UNROLL
-    for (index_t k = 0; k < Depth / 16; ++k) {
+    unrolled<Depth / 16>([&](index_t k) {
       if (k * 16 < cache.dim) {
         const matrices high = tile::left(shared.keys, 0, warp() * 16, k);
         const matrices rest = tile::left(shared.keys, tile::size, warp() * 16, k);
-        KVMELD_UNROLL
-        for (index_t pair = 0; pair < some / 16; ++pair) {
+        unrolled<some / 16>([&](index_t pair) {
           const matrices b =
               query_tile::right(shared.queries, stage * query_tile::size, q + pair * 16, k);
           add_product<Scalar>(x[pair * 2], x[pair * 2 + 1], high.of, b);
           add_product<Scalar>(x[pair * 2], x[pair * 2 + 1], rest.of, b);
-        }
+        });
       }
-    }
+    });
   }
 };
 

@@ -29,11 +29,10 @@ struct reference_rows {
     template <index_t N>
     KVMELD_DEVICE void load(const index_t (&e)[N], index_t p, loaded (&to)[N]) const {
       const index_t count = all.queries.count, i = 2 * p;
-      KVMELD_UNROLL
-      for (index_t u = 0; u < N; ++u) {
+      unrolled<N>([&](index_t u) {
         const Scalar* const row = all.queries.at(head, e[u] / count, e[u] % count);
         to[u] = {row[i], row[i + 1 < all.dim ? i + 1 : i]};
-      }
+      });
     }
     KVMELD_DEVICE number_pair number(const loaded& of, index_t p) const {
       const bool both = 2 * p + 1 < all.dim;
@@ -68,19 +67,16 @@ struct sum_slots {
     for (index_t s = s0 + warp(); s < s0 + slots && s < n; s += warps) {
       const Scalar *const k = keys.at(s), *const v = values.at(s);
       float square = 0;
-      KVMELD_UNROLL
-      for (index_t u = 0; u < max_dim / 32; ++u) {
+      unrolled<max_dim / 32>([&](index_t u) {
         if (const index_t i = u * 32 + lane(); i < cache.dim) {
           const float x = to_float(v[i]);
           sum[u] += to_float(k[i]), square += x * x;
         }
-      }
+      });
       norms += square_root(reduce_sum(square));
     }
-    KVMELD_UNROLL
-    for (index_t u = 0; u < max_dim / 32; ++u) {
-      shared.key[warp() * max_dim + u * 32 + lane()] = sum[u];
-    }
+    unrolled<max_dim / 32>(
+        [&](index_t u) { shared.key[warp() * max_dim + u * 32 + lane()] = sum[u]; });
     norms = block_sum(shared.norm, lane() == 0 ? norms : 0.0F);
     const std::ptrdiff_t at = std::ptrdiff_t{h} * grid().y + stretch;
     for (index_t i = thread_index(); i < cache.dim; i += threads) {
@@ -181,12 +177,11 @@ struct factor_space {
     for (index_t e = i; e < dim * dim; e += threads) {
       const index_t row = e % dim, column = e / dim;
       float x = row < column ? 0.0F : l(row, column);
-      KVMELD_UNROLL
-      for (index_t part = 0; part < split_factor<Scalar>::parts; ++part) {
+      unrolled<split_factor<Scalar>::parts>([&](index_t part) {
         const auto high = from_float<Scalar>(x);
         split.column(h, part, column)[row] = high;
         x -= to_float(high);
-      }
+      });
     }
     if (i < dim) {
       float offset = 0;

@@ -72,10 +72,7 @@ struct estimate_slots {
     for (index_t k = 0; k < cache.dim; k += shape::width) {
       const auto x = shared.keys.vector(shape::place(r, k));
       const auto y = load_row(query, k, cache.dim, aligned);
-      KVMELD_UNROLL
-      for (index_t j = 0; j < shape::width; ++j) {
-        sum += to_float(x[j]) * to_float(y[j]);
-      }
+      unrolled<shape::width>([&](index_t j) { sum += to_float(x[j]) * to_float(y[j]); });
     }
     return sum;
   }

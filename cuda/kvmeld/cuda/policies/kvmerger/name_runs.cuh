@@ -53,14 +53,13 @@ KVMELD_DEVICE runs_so_far runs_before(run_memory<Threads>& shared, index_t turn,
   }
   sync_block();
   runs_so_far before = carried;
-  KVMELD_UNROLL
-  for (index_t w = 0; w < warps; ++w) {
+  unrolled<warps>([&](index_t w) {
     const runs_so_far of_warp{shared.ends[turn * warps + w], shared.best[turn * warps + w]};
     carried.add(of_warp);
     if (w < warp()) {
       before.add(of_warp);
     }
-  }
+  });
   const runs_so_far lower = below(sum, 1);
   if (lane() > 0) {
     before.add(lower);
@@ -132,28 +131,22 @@ struct name_runs {
       const index_t first = base + thread_index() * own;
       index_t slot[own];
       candidate best[own];
-      KVMELD_UNROLL
-      for (index_t u = 0; u < own; ++u) {
-        slot[u] = first + u < n ? order[first + u] : -1;
-      }
+      unrolled<own>([&](index_t u) { slot[u] = first + u < n ? order[first + u] : -1; });
       const index_t previous = first > 0 && first < n ? order[first - 1] : -1;
       unsigned ends = previous < 0 || right[previous] < 0 ? 1U : 0U;  // bit u + 1: place u does
-      KVMELD_UNROLL
-      for (index_t u = 0; u < own; ++u) {
+      unrolled<own>([&](index_t u) {
         ends |= slot[u] >= 0 && right[slot[u]] < 0 ? 2U << u : 0U;
         best[u] = slot[u] >= 0 ? most_candidate(ordered(head.column(0, slot[u])), slot[u]) : 0;
-      }
+      });
       runs_so_far mine;
-      KVMELD_UNROLL
-      for (index_t u = 0; u < own; ++u) {
+      unrolled<own>([&](index_t u) {
         mine.best = best[u] > mine.best ? best[u] : mine.best;
         if ((ends >> u & 2U) != 0) {
           ++mine.ended, mine.best = 0;
         }
-      }
+      });
       runs_so_far at = runs_before(shared.runs, turn, mine, carried);
-      KVMELD_UNROLL
-      for (index_t u = 0; u < own; ++u) {
+      unrolled<own>([&](index_t u) {
         at.best = best[u] > at.best ? best[u] : at.best;
         if (slot[u] >= 0 && (ends >> u & 3U) != 3U) {  // more than this slot
           into[slot[u]] = -2 - at.ended;
@@ -161,22 +154,20 @@ struct name_runs {
         if ((ends >> u & 2U) != 0) {
           pivot[at.ended++] = most_slot(at.best), at.best = 0;
         }
-      }
+      });
     }
     sync_block();
     for (index_t base = thread_index(); base < n; base += threads * own) {
       index_t to[own];
-      KVMELD_UNROLL
-      for (index_t u = 0; u < own; ++u) {
+      unrolled<own>([&](index_t u) {
         const index_t s = base + u * threads;
         to[u] = s < n ? into[s] : 0;
-      }
-      KVMELD_UNROLL
-      for (index_t u = 0; u < own; ++u) {
+      });
+      unrolled<own>([&](index_t u) {
         if (to[u] <= -2) {
           into[base + u * threads] = pivot[-2 - to[u]];
         }
-      }
+      });
     }
   }
 };

@@ -61,20 +61,18 @@ struct order_by_position {
     index_t most = 0;
     for (index_t base = thread_index(); base < n; base += threads * own) {
       index_t to[own];
-      KVMELD_UNROLL
-      for (index_t u = 0; u < own; ++u) {
+      unrolled<own>([&](index_t u) {
         const index_t s = base + u * threads;
         const index_t p = s < n ? position[s] : 0;
         to[u] = s < n ? into[s] : 0;
         most = p > most ? p : most;
-      }
-      KVMELD_UNROLL
-      for (index_t u = 0; u < own; ++u) {
+      });
+      unrolled<own>([&](index_t u) {
         if (const index_t s = base + u * threads; s < n) {
           order[s] = s;
           into[s] = to[u] == s ? s | keep_evict_partition::fresh : s;
         }
-      }
+      });
     }
     most = block_max(shared.sort.number, most);
     const index_t* const sorted = block_sort(
@@ -128,24 +126,22 @@ struct pair_cosines {
       joins[k] = begin + k < n && (of.into[first + slot[k]] & keep_evict_partition::fresh) == 0;
       position[k] = cache.position_of(h)[slot[k]];
     }
-    KVMELD_UNROLL
-    for (index_t k = 0; k < own; ++k) {
+    unrolled<own>([&](index_t k) {
       joins[k] = joins[k] && joins[k + 1] && (!gaps_break || position[k + 1] == position[k] + 1);
-    }
+    });
     float product[own] = {}, square[own + 1] = {};
     add_products(h, slot, joins, product, square);
     KVMELD_UNROLL
     for (index_t k = 0; k <= own; ++k) {
       square[k] = square_root(reduce_sum(square[k]));
     }
-    KVMELD_UNROLL
-    for (index_t k = 0; k < own; ++k) {
+    unrolled<own>([&](index_t k) {
       const float norms = square[k] * square[k + 1], ab = reduce_sum(product[k]);
       if (lane() == 0 && begin + k < n) {
         of.nearest.into[first + slot[k]] = joins[k] ? slot[k + 1] : -1;
         of.nearest.similarity[first + slot[k]] = norms > 0 ? ab / norms : 0.0F;
       }
-    }
+    });
   }
 
  private:
@@ -165,15 +161,14 @@ struct pair_cosines {
       KVMELD_UNROLL
       for (index_t k = 0; k <= own; ++k) {
         const bool left = k < own && joins[k], right = k > 0 && joins[k - 1];
-        KVMELD_UNROLL
-        for (index_t j = 0; j < width; ++j) {
+        unrolled<width>([&](index_t j) {
           if (left || right) {
             square[k] += to_float(x[k][j]) * to_float(x[k][j]);
           }
           if (right) {
             product[k - 1] += to_float(x[k - 1][j]) * to_float(x[k][j]);
           }
-        }
+        });
       }
     }
   }

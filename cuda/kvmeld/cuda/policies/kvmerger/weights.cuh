@@ -56,8 +56,7 @@ struct gaussian_weights {
       const index_t left = size - i0 < own ? size - i0 : own;
       float square[own] = {};
       add_squares(cache, keys, row, i0, left, square);
-      KVMELD_UNROLL
-      for (index_t k = 0; k < own; ++k) {
+      unrolled<own>([&](index_t k) {
         square[k] = reduce_sum(square[k]);
         if (k < left) {
           mean += tokens(i0 + k) * square_root(square[k]) / count;  // the pivot's 0 counts
@@ -65,7 +64,7 @@ struct gaussian_weights {
         if (k < left && lane() == k) {
           row[i0 + k].key_weight = square[k];
         }
-      }
+      });
     }
     mean = team.sum(lane() == 0 ? mean : 0.0F);
     team.sync();
@@ -105,17 +104,11 @@ struct gaussian_weights {
     constexpr index_t width = vector_16<Scalar>::size;
     const Scalar* const pivot = keys.at(row[0].source);
     index_t slot[own];
-    KVMELD_UNROLL
-    for (index_t k = 0; k < own; ++k) {
-      slot[k] = row[k < left ? i0 + k : 0].source;
-    }
+    unrolled<own>([&](index_t k) { slot[k] = row[k < left ? i0 + k : 0].source; });
     for (index_t e = lane() * width; e < cache.dim; e += 32 * width) {
       const auto p = load_row(pivot, e, cache.dim, aligned);
       vector_16<Scalar> x[own];
-      KVMELD_UNROLL
-      for (index_t k = 0; k < own; ++k) {
-        x[k] = load_row(keys.at(slot[k]), e, cache.dim, aligned);
-      }
+      unrolled<own>([&](index_t k) { x[k] = load_row(keys.at(slot[k]), e, cache.dim, aligned); });
       unrolled<own, width>([&](index_t k, index_t j) {
         const float apart = to_float(p[j]) - to_float(x[k][j]);
         square[k] += apart * apart;

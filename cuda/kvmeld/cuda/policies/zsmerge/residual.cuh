@@ -125,20 +125,18 @@ struct place_residuals {
     for (index_t base = 0, turn = 0; base < n; base += threads * own, turn ^= 1) {
       const index_t first = base + warp() * 32 * own + lane();
       marked_places<own> is;
-      KVMELD_UNROLL
-      for (index_t u = 0; u < own; ++u) {
+      unrolled<own>([&](index_t u) {
         const index_t s = first + 32 * u, to = s < n ? into[s] : -1;
         is.mark(u, to >= 0 && ((to & keep_evict_partition::fresh) != 0 || mine.counted(head, s)));
-      }
+      });
       const block_prefixes before = is.of_block(shared.sort.prefix, turn);
       index_t at = kept + before.a;
-      KVMELD_UNROLL
-      for (index_t u = 0; u < own; ++u) {
+      unrolled<own>([&](index_t u) {
         if ((is.lanes[u] >> lane() & 1U) != 0) {
           of.kept[cache.slot(h, at + is.below(u))] = first + 32 * u;
         }
         at += count_lanes(is.lanes[u]);
-      }
+      });
       kept += before.all_a;
     }
     if (thread_index() == 0) {
