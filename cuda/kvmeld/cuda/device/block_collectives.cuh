@@ -135,6 +135,23 @@ KVMELD_DEVICE block_prefixes block_prefix(prefix_memory<Threads>& shared, index_
   return x;
 }
 
+/// `use(i, size(i), at)` for `i` of `0 .. n−1`, by a thread each: `at` is the sum of the sizes of
+/// lower ones. Returns that of all. A barrier for every `Threads` of them, and one at the end.
+template <index_t Threads, class Size, class Use>
+KVMELD_DEVICE index_t each_placed(prefix_memory<Threads>& shared, index_t n, Size size, Use use) {
+  index_t all = 0;
+  for (index_t base = 0, turn = 0; base < n; base += Threads, turn ^= 1) {
+    const index_t i = base + thread_index(), own = i < n ? size(i) : 0;
+    const block_prefixes before = block_prefix(shared, turn, own, 0);
+    if (i < n) {
+      use(i, own, all + before.a);
+    }
+    all += before.all_a;
+  }
+  sync_block();  // what was used is there, and the prefixes may begin anew
+  return all;
+}
+
 /// Which of a warp's places are marked, place `32 u + l` by lane `l`.
 template <index_t Own>
 struct marked_places {

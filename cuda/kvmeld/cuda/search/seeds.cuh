@@ -236,19 +236,14 @@ struct order_seeds {
     if (x.of.rows[h] < 0) {
       return;
     }
-    const index_t n = length[h];
-    index_t kept = 0;
-    for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
-      const index_t s = base + thread_index();
-      const bool is = s < n && x.of.into[x.at(h, s)] == (s | keep_evict_partition::fresh);
-      const auto before = block_prefix(shared.prefix, turn, is ? 1 : 0, 0);
-      if (is) {
-        const index_t at = kept + before.a;
-        x.of.kept[x.at(h, at)] = s, place[x.at(h, s)] = at;
-      }
-      kept += before.all_a;
-    }
-    sync_block();
+    const index_t kept = each_placed(
+        shared.prefix, length[h],
+        [&](index_t s) { return x.of.into[x.at(h, s)] == (s | keep_evict_partition::fresh); },
+        [&](index_t s, index_t is, index_t at) {
+          if (is != 0) {
+            x.of.kept[x.at(h, at)] = s, place[x.at(h, s)] = at;
+          }
+        });
     for (index_t e = thread_index(); e < x.of.removed_count[h]; e += threads) {
       index_t& into = x.of.nearest.into[x.at(h, e)];
       into = place[x.at(h, into)];

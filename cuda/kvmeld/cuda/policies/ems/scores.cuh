@@ -52,19 +52,17 @@ struct weigh_entries {
     float* const raw = to.raw + to.at(h, 0);
     float* const score = to.score + to.at(h, 0);
     const protection in_window{0, rule.window, tokens.head.newest};
-    index_t count = 0, outside = 0, most = 0;
-    for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
-      const index_t s = base + thread_index();
-      const auto before = block_prefix(shared.sort.prefix, turn, s < n ? tokens.count(s) : 0, 0);
-      index_t at = count + before.a;
-      tokens.each(s < n ? s : entry_table::none, [&](index_t t) {
-        const index_t p = tokens.position(t);
-        order[at++] = t, raw[t] = score[t];
-        outside += in_window(p) ? 0 : 1;
-        most = p > most ? p : most;
-      });
-      count += before.all_a;
-    }
+    index_t outside = 0, most = 0;
+    const index_t count = each_placed(
+        shared.sort.prefix, n, [&](index_t s) { return tokens.count(s); },
+        [&](index_t s, index_t, index_t at) {
+          tokens.each(s, [&](index_t t) {
+            const index_t p = tokens.position(t);
+            order[at++] = t, raw[t] = score[t];
+            outside += in_window(p) ? 0 : 1;
+            most = p > most ? p : most;
+          });
+        });
     outside = block_sum(shared.sort.number, outside), most = block_max(shared.sort.number, most);
     const index_t* const by_position =
         block_sort(shared.sort, order, to.spare + to.at(h, 0), count, static_cast<unsigned>(most),
@@ -108,19 +106,14 @@ struct divide_entries {
     const index_t newest = newest_of(shared.sort.number, cache, h, n);
     const head_context head = context_of(cache, state, h, newest);
     index_t* const order = from.order + from.at(h, 0);
-    index_t others = 0;
-    for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
-      const index_t s = base + thread_index();
-      const bool other = s < n && !rule.is_protected(head, s);
-      const auto before = block_prefix(shared.sort.prefix, turn, other ? 1 : 0, 0);
-      if (s < n) {
-        to.into[cache.slot(h, s)] = other ? keep_evict_partition::evicted : s;
-      }
-      if (other) {
-        order[others + before.a] = s;
-      }
-      others += before.all_a;
-    }
+    const index_t others = each_placed(
+        shared.sort.prefix, n, [&](index_t s) { return !rule.is_protected(head, s); },
+        [&](index_t s, index_t other, index_t at) {
+          to.into[cache.slot(h, s)] = other != 0 ? keep_evict_partition::evicted : s;
+          if (other != 0) {
+            order[at] = s;
+          }
+        });
     index_t* const spare = from.spare + from.at(h, 0);
     index_t* const by_position =
         block_sort(shared.sort, order, spare, others, static_cast<unsigned>(newest),
@@ -145,15 +138,14 @@ struct divide_entries {
       }
     }
     sync_block();
-    for (index_t base = 0, kept = 0, turn = 0; base < others; base += threads, turn ^= 1) {
-      const index_t i = base + thread_index(), s = i < others ? in_order[i] : 0;
-      const bool centre = i < others && to.into[cache.slot(h, s)] == s;
-      const auto before = block_prefix(shared.sort.prefix, turn, centre ? 1 : 0, 0);
-      if (centre) {
-        to.kept[cache.slot(h, kept + before.a)] = s;
-      }
-      kept += before.all_a;
-    }
+    each_placed(
+        shared.sort.prefix, others,
+        [&](index_t i) { return to.into[cache.slot(h, in_order[i])] == in_order[i]; },
+        [&](index_t i, index_t centre, index_t at) {
+          if (centre != 0) {
+            to.kept[cache.slot(h, at)] = in_order[i];
+          }
+        });
     if (thread_index() == 0) {
       to.end(cache, h, centres, merged);
     }

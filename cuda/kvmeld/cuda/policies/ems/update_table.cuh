@@ -77,17 +77,13 @@ struct carry_entries {
   KVMELD_DEVICE index_t free_lists(shared_memory& shared, const entry_table& tokens,
                                    const index_t* mark, index_t h, index_t n) const {
     index_t* const to = work.freed + work.at(h, 0);
-    index_t all = 0;
-    for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
-      const index_t s = base + thread_index();
-      const bool goes = s < n && mark[s] == evicted;
-      const auto before = block_prefix(shared.sort.prefix, turn, goes ? tokens.count(s) - 1 : 0, 0);
-      index_t at = all + before.a;
-      tokens.each(goes ? tokens.after(s) : entry_table::none, [&](index_t t) { to[at++] = t; });
-      all += before.all_a;
-    }
-    sync_block();
-    return all;
+    return each_placed(
+        shared.sort.prefix, n,
+        [&](index_t s) { return mark[s] == evicted ? tokens.count(s) - 1 : 0; },
+        [&](index_t s, index_t size, index_t at) {
+          const index_t first = size > 0 ? tokens.after(s) : entry_table::none;
+          tokens.each(first, [&](index_t t) { to[at++] = t; });
+        });
   }
 
   /// The `more` of least score are removed: centres are marked, others taken out of their lists and
@@ -97,50 +93,38 @@ struct carry_entries {
                                   index_t h, index_t more, index_t freed) const {
     index_t* const order = work.order + work.at(h, 0);
     const float* const score = work.score + work.at(h, 0);
-    index_t candidates = 0;
     const auto own = [&](index_t e) {  // tokens of this source that may be removed
-      return e < count
-                 ? tokens.count(sources[e].source) - (mark[sources[e].source] == moved ? 0 : 1)
-                 : 0;
+      return tokens.count(sources[e].source) - (mark[sources[e].source] == moved ? 0 : 1);
     };
-    for (index_t base = 0, turn = 0; base < count; base += threads, turn ^= 1) {
-      candidates += block_prefix(shared.sort.prefix, turn, own(base + thread_index()), 0).all_a;
+    index_t candidates = 0;
+    for (index_t e = thread_index(); e < count; e += threads) {
+      candidates += own(e);
     }
-    sync_block();                // the prefixes begin anew
-    index_t later = candidates;  // the last comes first
-    for (index_t base = 0, turn = 0; base < count; base += threads, turn ^= 1) {
-      const index_t e = base + thread_index();
-      const auto before = block_prefix(shared.sort.prefix, turn, own(e), 0);
-      index_t at = later - before.a;
-      const index_t s = e < count ? sources[e].source : entry_table::none;
+    candidates = block_sum(shared.sort.number, candidates);
+    each_placed(shared.sort.prefix, count, own, [&](index_t e, index_t, index_t at) {
+      const index_t s = sources[e].source;
+      index_t place = candidates - at;  // the last comes first
       tokens.each(s, [&](index_t t) {
         if (t != s || mark[s] == moved) {
-          order[--at] = t;
+          order[--place] = t;
         }
         if (t != s) {
           mark[t] = anchor;  // it stays for now
         }
       });
-      later -= before.all_a;
-    }
+    });
     const index_t* const least =
         block_sort(shared.sort, order, work.spare + work.at(h, 0), candidates, ~0U,
                    [&](index_t t) { return ordered(score[t]); });
     index_t* const to = work.freed + work.at(h, 0);
-    index_t places = 0;
-    for (index_t base = 0, turn = 0; base < more; base += threads, turn ^= 1) {
-      const index_t i = base + thread_index(), t = i < more ? least[i] : 0;
-      const bool place = i < more && t >= tokens.slots;
-      const auto before = block_prefix(shared.sort.prefix, turn, place ? 1 : 0, 0);
-      if (place) {
-        to[freed + places + before.a] = t;
-      }
-      if (i < more) {
-        mark[t] = dropped_token;
-      }
-      places += before.all_a;
-    }
-    sync_block();
+    const index_t places = each_placed(
+        shared.sort.prefix, more, [&](index_t i) { return least[i] >= tokens.slots; },
+        [&](index_t i, index_t is, index_t at) {
+          if (is != 0) {
+            to[freed + at] = least[i];
+          }
+          mark[least[i]] = dropped_token;
+        });
     for (index_t e = thread_index(); e < count; e += threads) {
       for (index_t t = sources[e].source; t != entry_table::none; t = tokens.after(t)) {
         index_t next = tokens.after(t);
@@ -159,17 +143,13 @@ struct carry_entries {
                                  index_t h, index_t sharing, index_t freed) const {
     index_t* const place = work.order + work.at(h, 0);
     const index_t* const free = work.freed + work.at(h, 0);
-    index_t wanted = 0;
-    for (index_t base = 0, turn = 0; base < count; base += threads, turn ^= 1) {
-      const index_t e = base + thread_index();
-      const bool joins = e < count && mark[sources[e].source] == moved;
-      const auto before = block_prefix(shared.sort.prefix, turn, joins ? 1 : 0, 0);
-      const index_t k = wanted + before.a;
-      if (joins) {  // or a number, for those that are not freed now
-        place[e] = k < freed ? free[freed - 1 - k] : -2 - (k - freed);
-      }
-      wanted += before.all_a;
-    }
+    const index_t wanted = each_placed(
+        shared.sort.prefix, count, [&](index_t e) { return mark[sources[e].source] == moved; },
+        [&](index_t e, index_t joins, index_t k) {
+          if (joins != 0) {  // or a number, for those that are not freed now
+            place[e] = k < freed ? free[freed - 1 - k] : -2 - (k - freed);
+          }
+        });
     index_t* const older = work.spare + work.at(h, 0);  // free before
     const index_t used = static_cast<index_t>(tokens.counted(entry_table::used));
     if (thread_index() == 0) {

@@ -33,19 +33,13 @@ struct list_unknowns {
       const index_t anchor = plan.sources[cache.slot(h, begin[r])].source;
       return (into[cache.slot(h, anchor)] & keep_evict_partition::fresh) != 0;
     };
-    index_t count = 0;
-    for (index_t base = 0, turn = 0; base < n; base += threads, turn ^= 1) {
-      const index_t r = base + thread_index();
-      const bool is = r < n && changes(r);
-      const auto before = block_prefix(shared.prefix, turn, is ? 1 : 0, 0);
-      if (is) {
-        to.row[cache.slot(h, count + before.a)] = r;
-      }
-      if (r < n) {
-        to.place[cache.slot(h, r)] = is ? count + before.a : -1;
-      }
-      count += before.all_a;
-    }
+    const index_t count =
+        each_placed(shared.prefix, n, changes, [&](index_t r, index_t is, index_t at) {
+          if (is != 0) {
+            to.row[cache.slot(h, at)] = r;
+          }
+          to.place[cache.slot(h, r)] = is != 0 ? at : -1;
+        });
     if (thread_index() == 0) {
       to.unknowns[h] = count;
     }
