@@ -18,6 +18,14 @@ struct radix_select_memory {
   shared_array<index_t, 2> found;  // a digit, and how many lie above it
 };
 
+/// What a kernel has that counts slots, and selects some by rank.
+template <index_t Threads>
+struct selection_memory {
+  radix_select_memory radix;
+  of_warps<index_t, Threads> number;
+  prefix_memory<Threads> prefix;
+};
+
 /// By radix, four passes over 8 bits of every number (a histogram of integers in shared memory, so
 /// no order of threads can show).
 template <index_t Threads>

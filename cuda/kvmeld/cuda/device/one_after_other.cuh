@@ -2,6 +2,7 @@
 /// Two kernels as one launch.
 #pragma once
 
+#include <algorithm>    // std::max
 #include <type_traits>  // std::is_void_v
 
 #include "kvmeld/cuda/device/device.cuh"
@@ -10,13 +11,10 @@ namespace kvmeld::cuda::detail {
 
 /// How many blocks of a kernel a multiprocessor is to hold.
 template <class Kernel>
-constexpr index_t at_once() {
-  if constexpr (requires { Kernel::resident; }) {
-    return Kernel::resident;
-  } else {
-    return 1;
-  }
-}
+inline constexpr index_t at_once = 1;
+template <class Kernel>
+requires requires { Kernel::resident; }
+inline constexpr index_t at_once<Kernel> = Kernel::resident;
 
 /// A block does what a block of `First` does, then what one of `Second` does on the same grid.
 /// `Second` may read what the same block of `First` has written, of no other block. A `First` that
@@ -25,8 +23,7 @@ template <class First, class Second>
 struct one_after_other {
   static_assert(First::threads == Second::threads);
   static constexpr index_t threads = First::threads;
-  static constexpr index_t resident = at_once<First>() > at_once<Second>() ? at_once<First>()
-                                                                           : at_once<Second>();
+  static constexpr index_t resident = std::max(at_once<First>, at_once<Second>);
   struct shared_memory {
     typename First::shared_memory first;
     typename Second::shared_memory second;

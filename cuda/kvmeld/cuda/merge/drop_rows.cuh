@@ -32,11 +32,7 @@ struct marked_rows {
 template <class Scalar, class Protected>
 struct drop_rows {
   static constexpr index_t threads = 512;
-  struct shared_memory {
-    radix_select_memory radix;
-    of_warps<index_t, threads> number;
-    prefix_memory<threads> prefix;
-  };
+  using shared_memory = selection_memory<threads>;
 
   cache_view<Scalar> cache;
   state_view state;

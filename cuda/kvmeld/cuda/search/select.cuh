@@ -43,11 +43,7 @@ template <class Scalar, class Rule, class To>
 struct select_slots {
   static constexpr index_t threads = 512, resident = 2;
   static constexpr index_t own = 4;  // consecutive slots of a thread, when writing
-  struct shared_memory {
-    radix_select_memory radix;
-    of_warps<index_t, threads> number;
-    prefix_memory<threads> prefix;
-  };
+  using shared_memory = selection_memory<threads>;
 
   cache_view<Scalar> cache;
   state_view state;

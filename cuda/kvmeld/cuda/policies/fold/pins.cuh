@@ -21,11 +21,7 @@ struct scored_pins {
 template <class Scalar>
 struct pin_scored {
   static constexpr index_t threads = 512, resident = 2;
-  struct shared_memory {
-    radix_select_memory radix;
-    of_warps<index_t, threads> number;
-    prefix_memory<threads> prefix;
-  };
+  using shared_memory = selection_memory<threads>;
 
   cache_view<Scalar> cache;
   state_view state;
@@ -149,11 +145,7 @@ struct pin_rule {
 template <class Scalar>
 struct evict_scored {
   static constexpr index_t threads = 512, resident = 1;
-  struct shared_memory {
-    radix_select_memory radix;
-    of_warps<index_t, threads> number;
-    prefix_memory<threads> prefix;
-  };
+  using shared_memory = selection_memory<threads>;
 
   cache_view<Scalar> cache;
   state_view state;

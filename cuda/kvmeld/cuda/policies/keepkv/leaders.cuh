@@ -67,11 +67,7 @@ struct order_joiners {
 template <class Scalar>
 struct limit_joins {
   static constexpr index_t threads = 512;
-  struct shared_memory {
-    radix_select_memory radix;
-    of_warps<index_t, threads> number;
-    prefix_memory<threads> prefix;
-  };
+  using shared_memory = selection_memory<threads>;
 
   cache_view<Scalar> cache;
   keep_evict_partition of;
