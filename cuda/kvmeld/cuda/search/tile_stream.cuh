@@ -2,6 +2,8 @@
 /// A block's rows beside others that stream by, and what each row finds best among them.
 #pragma once
 
+#include <type_traits>  // std::conditional_t
+
 #include "kvmeld/cuda/device/block_collectives.cuh"
 #include "kvmeld/cuda/device/half_tile.cuh"
 #include "kvmeld/cuda/memory/tile.cuh"
@@ -28,19 +30,52 @@ struct streamed_rows {
 template <class RowOf>
 streamed_rows(RowOf, index_t, index_t, bool) -> streamed_rows<RowOf>;
 
-/// A block keeps `Rows` rows, 128 or 64, of up to `Depth` elements of 16 bits in shared memory;
-/// others stream by, 16 KiB at a time: 128 of them 64 elements deep, or 256 of them 32 deep. Two
-/// such parts are in flight or in use. A warp multiplies 64 rows by 32 others on tensor cores,
-/// whose sums stay in its registers.
+/// Rows of 32 floats in shared memory, four of them a pack, as `half_tile` has halfs.
+struct float_tile {
+  static constexpr index_t depth = 32, packs = 8;
+
+  KVMELD_DEVICE static index_t place(index_t row, index_t pack) {
+    return row * depth + (pack ^ (row & 7)) * 4;
+  }
+};
+
+/// `warp_sums` of 16 rows of floats with 32 others, by plain products.
+struct float_sums : warp_sums<1, 4> {
+  template <class Tile, index_t N, index_t M>
+  KVMELD_DEVICE void add(const shared_array<float, N>& a, index_t a_at, index_t row0,
+                         const shared_array<float, M>& b, index_t b_at, index_t column0) {
+    KVMELD_ROLLED
+    for (index_t k = 0; k < Tile::packs; ++k) {
+      vector_16<float> left[2], right[4][2];
+      unrolled<2>(
+          [&](index_t i) { left[i] = a.vector(a_at + Tile::place(row0 + row(0, 2 * i), k)); });
+      unrolled<4, 2>([&](index_t n, index_t i) {
+        right[n][i] = b.vector(b_at + Tile::place(column0 + column(n, i), k));
+      });
+      unrolled<4, 4, 4>([&](index_t n, index_t i, index_t j) {
+        x[0][n][i] += left[i / 2][j] * right[n][i % 2][j];
+      });
+    }
+  }
+};
+
+/// A block keeps `rows` rows of up to `Depth` elements in shared memory; others stream by, a part
+/// of their elements at a time. Two such parts are in flight or in use. Of 16 bits it keeps `Rows`
+/// rows, 128 or 64, and 16 KiB stream by at a time: 128 of them 64 elements deep, or 256 of them 32
+/// deep. A warp multiplies 64 rows by 32 others on tensor cores, whose sums stay in its registers.
+/// Of floats it keeps 64; a warp multiplies 16 by 32, by plain products.
 template <class Scalar, index_t Depth, index_t Rows = 128>
 struct tile_stream {
-  static_assert(sizeof(Scalar) == 2 && (Rows == 128 || Rows == 64));
-  using tile = half_tile<Rows / 2>;
-  using sums = warp_sums<4, 4>;
-  static constexpr index_t warps = 8, threads = 32 * warps, across = warps / (Rows / 64);
-  static constexpr index_t rows = Rows, columns = across * 32, of_tile = columns * tile::depth;
-  static constexpr index_t row_tiles = 4, column_tiles = 4;
-  static constexpr index_t stages = 2, resident = Rows * Depth <= 128 * 256 ? 2 : 1;
+  static constexpr bool matrix = sizeof(Scalar) == 2;
+  static_assert(Rows == 128 || (matrix && Rows == 64));
+  using tile = std::conditional_t<matrix, half_tile<Rows / 2>, float_tile>;
+  using sums = std::conditional_t<matrix, warp_sums<4, 4>, float_sums>;
+  static constexpr index_t rows = matrix ? Rows : 64, row_tiles = matrix ? 4 : 1, column_tiles = 4;
+  static constexpr index_t of_warp = 16 * row_tiles, width = vector_16<Scalar>::size;
+  static constexpr index_t warps = matrix ? 8 : 4, threads = 32 * warps;
+  static constexpr index_t across = warps / (rows / of_warp);
+  static constexpr index_t columns = across * 32, of_tile = columns * tile::depth;
+  static constexpr index_t stages = 2, resident = matrix && rows * Depth <= 128 * 256 ? 2 : 1;
   static constexpr index_t loads = columns * tile::packs / threads, step = threads / tile::packs;
   static constexpr index_t of_own = rows * tile::depth;  ///< a part of the block's own rows
   using products = float[row_tiles][column_tiles][4];
@@ -52,7 +87,7 @@ struct tile_stream {
 
   /// A lane's sum `[m][n][i]` is of these.
   KVMELD_DEVICE static index_t row(index_t m, index_t i) {
-    return warp() / across * 64 + sums::row(m, i);
+    return warp() / across * of_warp + sums::row(m, i);
   }
   KVMELD_DEVICE static index_t column(index_t n, index_t i) {
     return warp() % across * 32 + sums::column(n, i);
@@ -118,7 +153,7 @@ struct tile_stream {
       copy();
     }
     sums sum;
-    const index_t row0 = warp() / across * 64, column0 = warp() % across * 32;
+    const index_t row0 = warp() / across * of_warp, column0 = warp() % across * 32;
     KVMELD_ROLLED
     for (index_t s = 0, part = 0, plane = 0, done = 0, stage = 0; s < steps; ++s) {
       wait_async<stages - 2>();
@@ -174,94 +209,14 @@ struct tile_stream {
   KVMELD_DEVICE static void copy_pack(shared_array<Scalar, N>& to, index_t at, index_t r,
                                       index_t begin, const Scalar* row, bool is,
                                       const streamed_rows<RowOf>& from) {
-    const index_t pack = thread_index() % tile::packs, i = begin + pack * 8;
+    const index_t pack = thread_index() % tile::packs, i = begin + pack * width;
     const index_t left = is && i < from.dim ? from.dim - i : 0;
     if (from.aligned) {
       copy_async(to, at + tile::place(r, pack), row + (left > 0 ? i : 0),
-                 (left < 8 ? left : 8) * static_cast<index_t>(sizeof(Scalar)));
+                 (left < width ? left : width) * static_cast<index_t>(sizeof(Scalar)));
     } else {
       to.set_vector(at + tile::place(r, pack), load_row(row, i, is ? from.dim : 0, false));
     }
-  }
-};
-
-/// ... of floats, by plain products, 64 rows a block: a warp multiplies 16 rows by 32 others or 16.
-template <index_t Depth>
-struct tile_stream<float, Depth, 128> {
-  using shape = tile_shape<float, Depth>;
-  static constexpr index_t threads = shape::threads, rows = shape::rows, columns = shape::columns;
-  static constexpr index_t across = 1;
-  static constexpr index_t row_tiles = shape::row_tiles, column_tiles = shape::column_tiles;
-  static constexpr index_t resident = 1;
-  using products = typename shape::products;
-  struct shared_memory {
-    typename shape::row_array own;
-    typename shape::column_array others[2];
-    shared_array<candidate, rows> best;
-  };
-
-  KVMELD_DEVICE static index_t row(index_t m, index_t i) { return shape::row(m, i); }
-  KVMELD_DEVICE static index_t column(index_t n, index_t i) { return shape::column(n, i); }
-
-  template <class RowOf>
-  KVMELD_DEVICE static void keep(shared_memory& shared, index_t first,
-                                 const streamed_rows<RowOf>& from) {
-    load<rows>(shared.own, first, from);
-  }
-
-  template <class RowOf, class Describe, class Start, class Use>
-  KVMELD_DEVICE static void stream(shared_memory& shared, const streamed_rows<RowOf>& others,
-                                   Describe describe, Start start, Use use) {
-    const auto copy = [&](index_t c0, index_t turn) {
-      if (c0 < others.count) {
-        load<columns>(shared.others[turn], c0, others);
-        if (thread_index() < columns) {
-          const index_t i = c0 + thread_index();
-          describe(turn, thread_index(), i < others.count ? i : -1);
-        }
-      }
-      commit_async();
-    };
-    copy(0, 0);
-    KVMELD_ROLLED
-    for (index_t c0 = 0, turn = 0; c0 < others.count; c0 += columns, turn ^= 1) {
-      copy(c0 + columns, turn ^ 1);
-      wait_async<1>();
-      sync_block();
-      products x;
-      unrolled<column_tiles, 4>(
-          [&](index_t n, index_t i) { x[0][n][i] = start(turn, column(n, i)); });
-      shape::accumulate(shared.own, shared.others[turn], others.dim, x);
-      use(x, turn, c0);
-      sync_block();  // the tile may be overwritten
-    }
-    wait_async<0>();
-  }
-
-  KVMELD_DEVICE static decltype(auto) number_of_row(shared_memory& shared, index_t, index_t r) {
-    return shared.best[r];
-  }
-
-  KVMELD_DEVICE static candidate best_of_rows(shared_memory& shared,
-                                              const candidate (&best)[row_tiles][2]) {
-    unrolled<2>([&](index_t i) {
-      const candidate it = reduce_max(best[0][i], 4);
-      if (lane() % 4 == 0) {
-        shared.best[row(0, 2 * i)] = it;
-      }
-    });
-    sync_block();
-    return thread_index() < rows ? shared.best[thread_index()] : candidate{0};
-  }
-
- private:
-  template <index_t Count, index_t N, class RowOf>
-  KVMELD_DEVICE static void load(shared_array<float, N>& to, index_t first,
-                                 const streamed_rows<RowOf>& from) {
-    const auto row_of = [&](index_t r) {
-      return first + r < from.count ? from.row_of(first + r) : nullptr;
-    };
-    shape::template load<Count>(to, row_of, from.row_of(0), from.dim, from.aligned);
   }
 };
 
