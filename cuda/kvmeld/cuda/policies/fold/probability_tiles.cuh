@@ -2,8 +2,7 @@
 /// What reference queries get from the rows that are to stand for a head, on tensor cores.
 #pragma once
 
-#include "kvmeld/cuda/device/half_tile.cuh"
-#include "kvmeld/cuda/policies/fold/reference.cuh"
+#include "kvmeld/cuda/policies/fold/reference_tiles.cuh"
 #include "kvmeld/cuda/policies/fold/value_memory.cuh"
 
 namespace kvmeld::cuda::detail {
@@ -13,9 +12,9 @@ namespace kvmeld::cuda::detail {
 /// two parts, which is as good as float.
 template <class Scalar, index_t Depth>
 struct probability_tiles {
-  static constexpr index_t warps = 4, threads = 32 * warps, queries_a_block = 16 * warps;
+  using held = held_queries<Scalar, Depth>;
+  static constexpr index_t threads = held::threads, queries_a_block = held::queries_a_block;
   static constexpr index_t rows = 32, stages = 2, resident = 2, columns = 128;
-  using query_tile = packed_rows<Depth>;
   using key_tile = packed_rows<Depth, rows>;
   using value_tile = packed_rows<columns, rows>;
   using key_array = shared_array<Scalar, stages * 2 * key_tile::size>;
@@ -27,7 +26,6 @@ struct probability_tiles {
     shared_array<index_t, stages * rows> place;
     of_warps<float, threads> number;
   };
-  static_assert(query_tile::size <= stages * 2 * key_tile::size);
 
   cache_view<Scalar> cache;
   chosen_rows<Scalar> queries;
@@ -48,20 +46,8 @@ struct probability_tiles {
     const bool stores = block_index().z == 0;
     const index_t first = block_z() * columns;
     const index_t all = queries.count * cache.group, n = plan.rows[h];
-    query_tile::copy(
-        shared.keys, 0, 0, cache.dim,
-        [&](index_t r) {
-          const index_t q = q0 + r < all ? q0 + r : all - 1;
-          return queries.at(h, q / queries.count, q % queries.count);
-        },
-        [&](index_t r) { return q0 + r < all; });
-    commit_async();
-    wait_async<0>();
-    sync_block();
-    matrices query[Depth / 16];
-    unrolled<Depth / 16>(
-        [&](index_t k) { query[k] = query_tile::left(shared.keys, 0, warp() * 16, k); });
-    sync_block();  // all have their queries
+    held query;
+    query.load(shared.keys, queries, h, q0, all, cache.dim);
 
     const index_t turns = (n + rows - 1) / rows;  // of each of two passes
     const auto load = [&](index_t turn, index_t stage) {
@@ -81,7 +67,8 @@ struct probability_tiles {
       sync_block();  // these rows are there, those before them are used up
       load(turn + 1, stage ^ 1);
       float x[rows / 8][4] = {};
-      multiply_keys(shared.keys, stage * 2 * key_tile::size, query, x);
+      query.template multiply<key_tile, 2>(shared.keys, stage * 2 * key_tile::size, 0, cache.dim,
+                                           x);
       each(x, [&](float& y, index_t, index_t column) {
         y = multiply_add(scale, y, shared.mass[stage * rows + column]);
       });
@@ -110,8 +97,6 @@ struct probability_tiles {
   }
 
  private:
-  /// Of the block's queries, those of a lane's sums.
-  KVMELD_DEVICE static index_t query_of(index_t i) { return warp() * 16 + lane() / 4 + 8 * i; }
   /// `use(number, which of the lane's two queries, row of the stage)`.
   template <class Use>
   KVMELD_DEVICE static void each(float (&x)[rows / 8][4], Use use) {
@@ -145,18 +130,6 @@ struct probability_tiles {
       shared.place[at] = r < n ? of.place[cache.slot(h, r)] : -1;
     }
   }
-  KVMELD_DEVICE void multiply_keys(const key_array& keys, index_t at,
-                                   const matrices (&query)[Depth / 16],
-                                   float (&x)[rows / 8][4]) const {
-    unrolled<Depth / 16>([&](index_t k) {
-      if (k * 16 < cache.dim) {
-        unrolled<2, rows / 16>([&](index_t part, index_t pair) {
-          const matrices b = key_tile::right(keys, at + part * key_tile::size, pair * 16, k);
-          add_product<Scalar>(x[pair * 2], x[pair * 2 + 1], query[k].of, b);
-        });
-      }
-    });
-  }
 
   /// Of a lane's own rows.
   KVMELD_DEVICE static void add_exponentials(float (&x)[rows / 8][4], float (&max)[2],
@@ -173,7 +146,7 @@ struct probability_tiles {
     unrolled<2>([&](index_t i) {
       const float top = reduce_max(max[i], 4);
       const float sum = reduce_sum(total[i] * exp2_approx(max[i] - top), 4);
-      total[i] = q0 + query_of(i) < all ? top + log2_approx(sum) : -lowest_score;
+      total[i] = q0 + held::query(i) < all ? top + log2_approx(sum) : -lowest_score;
     });
   }
 
@@ -191,11 +164,8 @@ struct probability_tiles {
       }
       unsigned high[4], rest[4];
       unrolled<2, 2>([&](index_t t, index_t i) {
-        const float p = x[2 * k + t][2 * i], q = x[2 * k + t][2 * i + 1];
-        const Scalar a = from_float<Scalar>(p), b = from_float<Scalar>(q);
-        high[t * 2 + i] = pair_of(a, b);
-        rest[t * 2 + i] =
-            pair_of(from_float<Scalar>(p - to_float(a)), from_float<Scalar>(q - to_float(b)));
+        const float* const p = x[2 * k + t] + 2 * i;
+        split_pair<Scalar>(p[0], p[1], high[t * 2 + i], rest[t * 2 + i]);
       });
       const index_t at = stage * 2 * value_tile::size;
       unrolled<columns / 16>([&](index_t c) {
@@ -237,7 +207,7 @@ struct probability_tiles {
                                const float (&sum)[columns / 8][4]) const {
     float largest = 0;
     unrolled<columns / 8, 2>([&](index_t t, index_t i) {
-      const index_t q = q0 + query_of(i), c = first + t * 8 + lane() % 4 * 2;
+      const index_t q = q0 + held::query(i), c = first + t * 8 + lane() % 4 * 2;
       if (q < all && c < cache.dim) {
         float* const y = of.missing + (std::ptrdiff_t{h} * all + q) * cache.dim + c;
         const float a = y[0] - sum[t][2 * i], b = y[1] - sum[t][2 * i + 1];
