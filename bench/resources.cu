@@ -10,7 +10,7 @@
 #include "kvmeld/cuda/merge/remove_into_nearest.cuh"
 #include "kvmeld/cuda/merge/weigh_rows.cuh"
 #include "kvmeld/cuda/policies/d2o.cuh"
-#include "kvmeld/cuda/policies/ems/match_tiles.cuh"
+#include "kvmeld/cuda/policies/ems/match.cuh"
 #include "kvmeld/cuda/policies/ems/scores.cuh"
 #include "kvmeld/cuda/policies/ems/step.cuh"
 #include "kvmeld/cuda/policies/evicting_rules.cuh"

@@ -24,6 +24,8 @@ void check_match(const cache_case& c, index_t removed, index_t kept) {
   entries.key_length = entries.value_length = length.data();
   const row_traffic counted(kv);
   launch(kernel{kv.view(),
+                kv.view().keys,
+                kv.view().values,
                 entries,
                 {rows.data(),
                  stay.data(),

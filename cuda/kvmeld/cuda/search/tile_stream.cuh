@@ -63,14 +63,15 @@ struct float_sums : warp_sums<1, 4> {
 /// of their elements at a time. Two such parts are in flight or in use. Of 16 bits it keeps `Rows`
 /// rows, 128 or 64, and 16 KiB stream by at a time: 128 of them 64 elements deep, or 256 of them 32
 /// deep. A warp multiplies 64 rows by 32 others on tensor cores, whose sums stay in its registers.
-/// Of floats it keeps 64; a warp multiplies 16 by 32, by plain products.
+/// Of floats it keeps half as many; a warp multiplies 16 by 32, by plain products.
 template <class Scalar, index_t Depth, index_t Rows = 128>
 struct tile_stream {
   static constexpr bool matrix = sizeof(Scalar) == 2;
-  static_assert(Rows == 128 || (matrix && Rows == 64));
+  static_assert(Rows == 128 || Rows == 64);
   using tile = std::conditional_t<matrix, half_tile<Rows / 2>, float_tile>;
   using sums = std::conditional_t<matrix, warp_sums<4, 4>, float_sums>;
-  static constexpr index_t rows = matrix ? Rows : 64, row_tiles = matrix ? 4 : 1, column_tiles = 4;
+  static constexpr index_t rows = matrix ? Rows : Rows / 2, row_tiles = matrix ? 4 : 1,
+                           column_tiles = 4;
   static constexpr index_t of_warp = 16 * row_tiles, width = vector_16<Scalar>::size;
   static constexpr index_t warps = matrix ? 8 : 4, threads = 32 * warps;
   static constexpr index_t across = warps / (rows / of_warp);

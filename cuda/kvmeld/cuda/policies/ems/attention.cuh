@@ -8,8 +8,8 @@
 
 namespace kvmeld::cuda::detail {
 
-/// Lengths of keys and of values, norms of tokens that were not measured yet, and keys as they were
-/// before RoPE. A warp a slot; reads K and V once.
+/// Lengths of keys and of values, norms of tokens that were not measured yet, and as floats keys as
+/// they were before RoPE, with their values. A warp a slot; reads K and V once.
 template <class Scalar>
 struct measure_entries {
   static constexpr index_t threads = 256;
@@ -21,7 +21,7 @@ struct measure_entries {
   ems_rule rule;
   head_budgets limits;
   float *key_length, *value_length;  // [heads, capacity], or null: norms alone
-  float* turned;                     // [heads, capacity, pitch], or null
+  float* turned;                     // [heads, capacity, 2, pitch], or null
   index_t pitch;
   bool aligned;
 
@@ -46,10 +46,13 @@ struct measure_entries {
         }
       }
       if (turned != nullptr) {
-        float* const row = turned + cache.slot(h, s) * pitch;
+        float* const row = turned + cache.slot(h, s) * 2 * pitch;
         for (index_t p = lane(); p < rope_params::pairs(cache.dim); p += 32) {
           rule.turn.pair(keys.at(s), cache.dim, p, -head.position[s],
                          [&](index_t i, float x) { row[i] = x; });
+        }
+        for (index_t i = lane(); i < cache.dim; i += 32) {
+          row[pitch + i] = to_float(values.at(s)[i]);
         }
       }
     }
@@ -69,8 +72,7 @@ struct credited_queries {
 
 /// A prompt's attention into the tokens' scores; the windows begin anew. Of a head whose tokens all
 /// stand alone: `total` and `last`, the column sums. Otherwise a warp a slot, a lane a query, token
-/// by token: exp(ℓ_t − lse) of those that see the entry's centre. Reads K once and then Q once a
-/// slot.
+/// by token: exp(ℓ_t − lse) of those that see the entry's centre. Reads K once, Q once a slot.
 template <class Scalar>
 struct credit_tokens {
   static constexpr index_t threads = 256;

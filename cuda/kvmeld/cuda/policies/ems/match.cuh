@@ -2,130 +2,134 @@
 /// EMS: the centre most like every entry that is to be merged, and what they are merged into.
 #pragma once
 
-#include <type_traits>  // std::is_same_v
-
-#include "kvmeld/cuda/memory/tile.cuh"
 #include "kvmeld/cuda/merge/weigh_rows.cuh"
 #include "kvmeld/cuda/policies/ems/rule.cuh"
 #include "kvmeld/cuda/score/compared_in_tiles.cuh"
+#include "kvmeld/cuda/search/similarities.cuh"
 
 namespace kvmeld::cuda::detail {
 
-/// 0 when either is zero.
-KVMELD_HD inline float entry_cosine(float dot, float a, float b) {
-  return a * b > 0 ? dot / (a * b) : 0.0F;
-}
-
-/// Eq. 5 in floats: of float rows, and of keys as they were before RoPE. A block holds products of
-/// a tile of removed entries with one of centres in registers, first those of keys, then those of
-/// values, 128 elements of the rows at a time, and keeps the best of each; ties go to the earlier
-/// token, wherever it lies. Reads K and V of removed entries once per tile of centres, and of
-/// centres once per tile of removed entries.
-template <class Scalar>
-struct most_redundant {
-  static constexpr index_t depth = 128;
-  using shape = tile_shape<float, depth>;
-  static constexpr index_t threads = shape::threads, resident = 2;
+/// Eq. 5, of rows of the cache or of `Row`s made of them. A block keeps keys and values of a tile
+/// of removed entries, and those of centres, in the order of positions, stream by; a lane keeps the
+/// best of its own columns. By the products of keys and of values over the lengths of the centre's:
+/// what is the removed entry's alone is left to the end; of floats by cosines, for ties are exact
+/// then. Reads K and V of removed entries once, and
+/// of centres once per tile of them.
+template <class Scalar, index_t Dim, class Row = Scalar>
+struct redundant_tiles {
+  using tiles = tile_stream<Row, 2 * Dim, Dim <= 128 ? 128 : 64>;
+  static constexpr index_t threads = tiles::threads, resident = 1, rows = tiles::rows;
+  static constexpr index_t turns = 2 * tiles::columns, planes = tiles::matrix ? 1 : 2;
   struct shared_memory {
-    typename shape::row_array removed;
-    typename shape::column_array kept;
-    shared_array<index_t, shape::columns> slot, position;  // −1: none
-    shared_array<float, shape::columns> key_length, value_length;
+    typename tiles::shared_memory rows;
+    shared_array<float, planes * turns> number;  // over both lengths, or these; −1: none
   };
 
   cache_view<Scalar> cache;
+  plane<Row> key_rows, value_rows;
   entry_scratch entries;
   keep_evict_partition from;
   bool aligned;
 
   /// Grid: heads, tiles of removed slots.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
-    const index_t h = cache.head();
-    const index_t e0 = block_y() * shape::rows;
+    const index_t h = cache.head(), e0 = block_y() * rows;
     const index_t count = from.removed_count[h], centres = from.kept_count[h];
     if (e0 >= count) {
       return;
     }
     const index_t* const away = from.removed + cache.slot(h, 0);
     const index_t* const stay = from.kept + cache.slot(h, 0);
-    const auto length = [&](const float* of, index_t s) {
-      return s < 0 ? 0.0F : of[cache.slot(h, s)];
+    const auto keys = key_rows.of(h), values = value_rows.of(h);
+    const auto rows_of = [&](const index_t* slots, index_t n) {
+      return streamed_rows{[&keys, &values, slots](index_t i, index_t plane) {
+                             return plane == 0 ? keys.at(slots[i]) : values.at(slots[i]);
+                           },
+                           n, cache.dim, aligned};
     };
-    float key_length[shape::row_tiles][2], value_length[shape::row_tiles][2];
-    candidate best[shape::row_tiles][2];
-    index_t into[shape::row_tiles][2];
-    unrolled<shape::row_tiles, 2>([&](index_t m, index_t i) {
-      const index_t e = e0 + shape::row(m, 2 * i), s = e < count ? away[e] : -1;
-      key_length[m][i] = length(entries.key_length, s);
-      value_length[m][i] = length(entries.value_length, s);
-      best[m][i] = 0, into[m][i] = -1;
-    });
-    for (index_t c0 = 0; c0 < centres; c0 += shape::columns) {
-      const auto row_of = [&](index_t r) { return e0 + r < count ? away[e0 + r] : -1; };
-      const auto column_of = [&](index_t c) { return c0 + c < centres ? stay[c0 + c] : -1; };
-      sync_block();  // the last centres are used up
-      for (index_t c = thread_index(); c < shape::columns; c += threads) {
-        const index_t s = column_of(c);
-        shared.slot[c] = s, shared.position[c] = s < 0 ? -1 : cache.position_of(h)[s];
-        shared.key_length[c] = length(entries.key_length, s);
-        shared.value_length[c] = length(entries.value_length, s);
-      }
-      typename shape::products keys, values;
-      multiply(shared, keys_of(h), row_of, column_of, keys);
-      multiply(shared, cache.values.of(h), row_of, column_of, values);
-      unrolled<shape::column_tiles, 4>([&](index_t c, index_t j) {
-        const index_t column = shape::column(c, j), s = shared.slot[column];
-        const float key = shared.key_length[column], value = shared.value_length[column];
-        const index_t position = shared.position[column];
-        unrolled<shape::row_tiles>([&](index_t m) {
-          const float r = redundancy(entry_cosine(keys[m][c][j], key_length[m][j / 2], key),
-                                     entry_cosine(values[m][c][j], value_length[m][j / 2], value));
-          const candidate it = s < 0 ? candidate{0} : most_candidate(ordered(r), position);
-          into[m][j / 2] = it > best[m][j / 2] ? s : into[m][j / 2];
-          best[m][j / 2] = it > best[m][j / 2] ? it : best[m][j / 2];
-        });
-      });
+    nearest_columns<tiles, true> best;
+    if (centres > 0) {
+      tiles::template keep<2>(shared.rows, e0, rows_of(away, count));
+      meet(shared, h, e0, away, count, stay, rows_of(stay, centres), best);
     }
-    unrolled<shape::row_tiles, 2>([&](index_t m, index_t i) {
-      const candidate most = reduce_max(best[m][i], 4);
-      const index_t its = reduce_max(best[m][i] == most ? into[m][i] : -1, 4);
-      const index_t e = e0 + shape::row(m, 2 * i);
-      if (lane() % 4 == 0 && e < count) {
-        from.nearest.into[cache.slot(h, e)] = its;
-        from.nearest.similarity[cache.slot(h, e)] =
-            most == 0 ? 0.0F : number_of(static_cast<unsigned>(most >> 32));
-      }
-    });
+    const candidate most = best.of_rows(shared.rows);
+    const index_t r = thread_index(), e = e0 + r;
+    if (r < rows && e < count) {
+      const bool none = most == 0;  // or all are NaN
+      from.nearest.into[cache.slot(h, e)] = centres > 0 ? stay[none ? 0 : most_slot(most)] : -1;
+      from.nearest.similarity[cache.slot(h, e)] =
+          none ? lowest_score
+               : number_of(static_cast<unsigned>(most >> 32)) *
+                     (tiles::matrix ? number_of_slot(h, away[e]) : 1.0F);
+    }
   }
 
  private:
-  /// As they are, or as they were before RoPE: these are floats.
-  KVMELD_DEVICE head_rows<float> keys_of(index_t h) const {
-    if constexpr (std::is_same_v<Scalar, float>) {
-      if (entries.turned == nullptr) {
-        return cache.keys.of(h);
-      }
-    }
-    return {entries.turned + cache.slot(h, 0) * entries.pitch, entries.pitch, 0, nullptr, 0};
+  KVMELD_DEVICE float number_of_slot(index_t h, index_t s) const {
+    const float lengths =
+        entries.key_length[cache.slot(h, s)] * entries.value_length[cache.slot(h, s)];
+    return lengths > 0 ? 1.0F / lengths : 0.0F;
   }
-  /// Products of all rows of the tile with all centres, 128 elements after the other.
-  template <class Row, class RowOf, class ColumnOf>
-  KVMELD_DEVICE void multiply(shared_memory& shared, const head_rows<Row>& rows, RowOf row_of,
-                              ColumnOf column_of, typename shape::products& x) const {
-    shape::clear(x);
-    for (index_t i = 0; i < cache.dim; i += depth) {
-      const index_t some = cache.dim - i < depth ? cache.dim - i : depth;
-      const auto part = [&](index_t s) { return s < 0 ? nullptr : rows.at(s) + i; };
-      sync_block();  // the last part is used up
-      shape::template load<shape::rows>(
-          shared.removed, [&](index_t r) { return part(row_of(r)); }, rows.data, some, aligned);
-      shape::template load<shape::columns>(
-          shared.kept, [&](index_t c) { return part(column_of(c)); }, rows.data, some, aligned);
-      commit_async();
-      wait_async<0>();
-      sync_block();
-      shape::accumulate(shared.removed, shared.kept, some, x);
+
+  template <class Rows>
+  KVMELD_DEVICE void meet(shared_memory& shared, index_t h, index_t e0, const index_t* away,
+                          index_t count, const index_t* stay, const Rows& centres,
+                          nearest_columns<tiles, true>& best) const {
+    [[maybe_unused]] const float* const lengths[2] = {entries.key_length + cache.slot(h, 0),
+                                                      entries.value_length + cache.slot(h, 0)};
+    [[maybe_unused]] float own[planes][tiles::row_tiles][2];
+    if constexpr (!tiles::matrix) {
+      unrolled<planes, tiles::row_tiles, 2>([&](index_t plane, index_t m, index_t i) {
+        const index_t e = e0 + tiles::row(m, 2 * i);
+        own[plane][m][i] = lengths[plane][away[e < count ? e : e0]];
+      });
     }
+    typename tiles::products key;
+    tiles::template stream<2>(
+        shared.rows, centres,
+        [&](index_t turn, index_t column, index_t i) {
+          const index_t at = turn * tiles::columns + column;
+          if constexpr (tiles::matrix) {
+            shared.number[at] = i < 0 ? -1.0F : number_of_slot(h, stay[i]);
+          } else {
+            unrolled<planes>([&](index_t plane) {
+              shared.number[plane * turns + at] = i < 0 ? -1.0F : lengths[plane][stay[i]];
+            });
+          }
+        },
+        [&](index_t turn, index_t column) {
+          return shared.number[turn * tiles::columns + column] < 0 ? no_score : 0.0F;
+        },
+        [&](const typename tiles::products& x, index_t turn, index_t first, index_t plane) {
+          const index_t at = turn * tiles::columns;
+          const auto number = [&](index_t m, index_t n, index_t j) {
+            if constexpr (tiles::matrix) {
+              return x[m][n][j];
+            } else {
+              const float theirs = shared.number[plane * turns + at + tiles::column(n, j)],
+                          both = own[plane][m][j / 2] * theirs;
+              return both > 0 ? x[m][n][j] / both : theirs < 0 ? no_score : 0.0F;
+            }
+          };
+          if (plane == 0) {
+            each_product([&](index_t m, index_t n, index_t j) { key[m][n][j] = number(m, n, j); });
+            return;
+          }
+          typename tiles::products both;
+          each_product([&](index_t m, index_t n, index_t j) {
+            both[m][n][j] = redundancy(key[m][n][j], number(m, n, j));
+          });
+          best.take(
+              both, [&](index_t column) { return first + column; },
+              [&](float r, index_t, index_t, index_t column) {
+                return tiles::matrix ? r * shared.number[at + column] : r;
+              });
+        });
+  }
+
+  template <class Use>
+  KVMELD_DEVICE static void each_product(Use use) {
+    unrolled<tiles::row_tiles, tiles::column_tiles, 4>(use);
   }
 };
 

@@ -6,7 +6,7 @@
 #include "kvmeld/cuda/memory/work_memory.cuh"
 #include "kvmeld/cuda/merge/apply.cuh"
 #include "kvmeld/cuda/merge/weigh_rows.cuh"
-#include "kvmeld/cuda/policies/ems/match_tiles.cuh"
+#include "kvmeld/cuda/policies/ems/match.cuh"
 #include "kvmeld/cuda/policies/ems/scores.cuh"
 #include "kvmeld/cuda/policies/ems/update_table.cuh"
 #include "kvmeld/cuda/score/column_scores.cuh"
@@ -58,19 +58,18 @@ void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const
 template <class Scalar>
 void match_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const entry_scratch& own,
                    const keep_evict_partition& d, stream stream) {
-  const auto match = [&](auto kernel, index_t rows) {
-    launch(kernel, {cache.blocks(), blocks_of(cache.capacity, rows)}, stream);
+  const auto match = [&]<class Row>(const plane<Row>& keys, const plane<Row>& values) {
+    with_depth<128, 256>(cache.dim, [&](auto depth) {
+      using kernel = redundant_tiles<Scalar, decltype(depth)::value, Row>;
+      launch(kernel{cache, keys, values, own, d, keys.aligned() && values.aligned()},
+             {cache.blocks(), blocks_of(cache.capacity, kernel::rows)}, stream);
+    });
   };
-  if constexpr (sizeof(Scalar) == 2) {
-    if (rule.with_position) {
-      return with_depth<128, 256>(cache.dim, [&](auto depth) {
-        using kernel = redundant_tiles<Scalar, decltype(depth)::value>;
-        match(kernel{cache, own, d, cache.aligned()}, kernel::rows);
-      });
-    }
+  if (rule.with_position) {
+    return match(cache.keys, cache.values);
   }
-  using kernel = most_redundant<Scalar>;
-  match(kernel{cache, own, d, cache.aligned()}, kernel::shape::rows);
+  const std::ptrdiff_t row = 2 * own.pitch, head = cache.capacity * row;
+  match(plane<float>{own.turned, head, row}, plane<float>{own.turned + own.pitch, head, row});
 }
 
 /// Brings every head that reaches its budget to its target; `prompt`: as after one. Seven launches.

@@ -71,8 +71,7 @@ struct ems_rule {
     return detail::entry_table::of(cache, state, h, newest, places(cache.stride()));
   }
   /// A step's attention into the tokens of slot `s`, by a thread: each has exp(ℓ_t), of which
-  /// `probability(g, ℓ)` makes a share. `logits [group]` is what `masses` wrote. A new key is
-  /// measured first.
+  /// `probability(g, ℓ)` makes a share. `logits [group]`: of `masses`. A new key is measured first.
   template <class Scalar, class Probability>
   KVMELD_DEVICE void observe_entry(const cache_view<Scalar>& cache, const state_view& state,
                                    index_t h, index_t s, const float* logits,
@@ -128,7 +127,7 @@ inline entry_scratch allocate_entries(workspace_allocator& from, const ems_rule&
   m.order = from.take<index_t>(tokens), m.spare = from.take<index_t>(tokens);
   m.freed = from.take<index_t>(tokens), m.mark = from.take<index_t>(tokens);
   if (!rule.with_position) {
-    m.turned = from.take<float>(slots * static_cast<std::size_t>(m.pitch));
+    m.turned = from.take<float>(2 * slots * static_cast<std::size_t>(m.pitch));
   }
   return m;
 }

@@ -12,7 +12,7 @@ struct entry_scratch {
   float *key_length, *value_length, *weight;  ///< [heads, capacity]
   float *score, *raw;                         ///< [heads, names] of tokens; before pooling
   index_t *order, *spare, *freed, *mark;      ///< [heads, names]
-  float* turned;  ///< [heads, capacity, pitch] or null: keys as they are
+  float* turned;  ///< [heads, capacity, 2, pitch] or null: keys as they are
   index_t places, names, pitch;
 
   KVMELD_DEVICE std::ptrdiff_t at(index_t h, index_t token) const {
@@ -38,8 +38,7 @@ KVMELD_DEVICE inline float local_score(const entry_table& tokens, index_t t) {
 }
 
 /// Eq. 2, every token's s = max(s_glo · mean(s_loc)/mean(s_glo), s_loc), the means over all tokens
-/// held, into `to.score`, and every entry's sum of them into `to.weight`. Tokens are walked along
-/// twice.
+/// held, into `to.score`, and every entry's sum of them into `to.weight`. Walks tokens twice.
 template <index_t Threads>
 KVMELD_DEVICE void score_tokens(of_warps<double, Threads>& shared, const entry_table& tokens,
                                 const entry_scratch& to, index_t h, index_t n) {
@@ -63,8 +62,7 @@ KVMELD_DEVICE void score_tokens(of_warps<double, Threads>& shared, const entry_t
 }
 
 /// The slot of least weight that may be evicted, among equals the latest; −1: none. `next`: of the
-/// thread's slots, those that the next step would evict. A thread looks at the weights that it has
-/// summed.
+/// thread's slots, those that the next step would evict. A thread sees weights of its own sums.
 template <index_t Threads>
 KVMELD_DEVICE index_t latest_least(of_warps<candidate, Threads>& best,
                                    of_warps<index_t, Threads>& number,
