@@ -33,8 +33,7 @@ struct block_radix_select {
   static constexpr index_t bins = radix_select_memory::bins;
   static constexpr index_t own = 8;  // numbers of a thread at once
 
-  /// Of the numbers `order(s)` of slots `0 .. n−1` that `counts(s)`, of which there are at least
-  /// `wanted`; 0: none is.
+  /// Of the numbers `order(s)` of slots `0 .. n−1` that `counts(s)`, at least `wanted`; 0: none is.
   template <class Counts, class Order>
   KVMELD_DEVICE static selected_order highest(radix_select_memory& shared, index_t n,
                                               index_t wanted, Counts counts, Order order) {
@@ -56,30 +55,13 @@ struct block_radix_select {
   KVMELD_DEVICE static void each_but_highest(radix_select_memory& shared,
                                              prefix_memory<Threads>& prefix, index_t n,
                                              index_t wanted, Counts counts, Order order, Use use) {
-    const selected_order least = highest(shared, n, wanted, counts, order);
-    index_t equals = 0;
-    for (index_t base = 0, turn = 0; base < n; base += Threads * own, turn ^= 1) {
-      const index_t first = base + warp() * 32 * own + lane();
-      marked_places<own> equal;
-      unsigned lower = 0;  // a bit each
-      unrolled<own>([&](index_t i) {
-        const index_t s = first + 32 * i;
-        const bool is = s < n && counts(s);
-        const unsigned x = is ? order(s) : ~0U;
-        equal.mark(i, is && x == least.least);
-        lower |= is && x < least.least ? 1U << i : 0U;
-      });
-      const block_prefixes before = equal.of_block(prefix, turn);
-      index_t at = equals + before.a;
-      unrolled<own>([&](index_t i) {
-        const bool is = (equal.lanes[i] >> lane() & 1U) != 0;
-        if ((lower >> i & 1U) != 0 || (is && at + equal.below(i) >= least.equals)) {
-          use(first + 32 * i);
-        }
-        at += count_lanes(equal.lanes[i]);
-      });
-      equals += before.all_a;
-    }
+    split<false>(
+        shared, prefix, n, wanted, [&](index_t s) { return counts(s) ? s : -1; }, order,
+        [&](index_t s, bool is, index_t, index_t) {
+          if (!is) {
+            use(s);
+          }
+        });
   }
 
   /// `use(slot, is, before, e)` for place `e` of a list of `n` slots: is it among the `wanted`
@@ -89,8 +71,18 @@ struct block_radix_select {
   KVMELD_DEVICE static void divide(radix_select_memory& shared, prefix_memory<Threads>& prefix,
                                    const index_t* list, index_t n, index_t wanted, Order order,
                                    Use use) {
+    split<true>(
+        shared, prefix, n, wanted < n ? wanted : n, [list](index_t e) { return list[e]; }, order,
+        use);
+  }
+
+ private:
+  /// ... of the slots `slot_of(e)`; −1: it does not count. Or `All` do.
+  template <bool All, class SlotOf, class Order, class Use>
+  KVMELD_DEVICE static void split(radix_select_memory& shared, prefix_memory<Threads>& prefix,
+                                  index_t n, index_t wanted, SlotOf slot_of, Order order, Use use) {
     const selected_order least = highest(
-        shared, n, wanted < n ? wanted : n, [](index_t) { return true; }, order);
+        shared, n, wanted, [&](index_t e) { return All || slot_of(e) >= 0; }, order);
     index_t higher_below = 0, equal_below = 0;
     for (index_t base = 0, turn = 0; base < n; base += Threads * own, turn ^= 1) {
       const index_t first = base + warp() * 32 * own + lane();
@@ -98,14 +90,14 @@ struct block_radix_select {
       marked_places<own> higher, equal;
       unrolled<own>([&](index_t i) {
         const index_t e = first + 32 * i;
-        slot[i] = e < n ? list[e] : -1;
-        const unsigned x = e < n ? order(e) : 0;
-        higher.mark(i, e < n && x > least.least);
-        equal.mark(i, e < n && x == least.least);
+        slot[i] = e < n ? slot_of(e) : -1;
+        const bool is = All ? e < n : slot[i] >= 0;
+        const unsigned x = is ? order(e) : 0;
+        higher.mark(i, is && x > least.least), equal.mark(i, is && x == least.least);
       });
-      const bool counts = lane() == 31;
+      const bool last = lane() == 31;
       const block_prefixes before =
-          block_prefix(prefix, turn, counts ? higher.count : 0, counts ? equal.count : 0);
+          block_prefix(prefix, turn, last ? higher.count : 0, last ? equal.count : 0);
       index_t higher_at = higher_below + before.a, equal_at = equal_below + before.b;
       unrolled<own>([&](index_t i) {
         const index_t equals = equal_at + equal.below(i);
@@ -122,7 +114,6 @@ struct block_radix_select {
     }
   }
 
- private:
   /// A thread's numbers of a stretch of slots, read side by side. Where one stretch is all there
   /// is, they are read once.
   struct numbers {

@@ -19,7 +19,6 @@ struct seed_heaviest {
   const index_t* length;  // [heads]
   seed_lists seeds;
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = x.active.head();
     if (x.of.rows[h] < 0 || seed_lists::before(x.of, h) == 0) {
@@ -73,7 +72,6 @@ struct pick_seeds {
     return ((pool - few) * pool + depth - 1) / depth;
   }
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = x.active.head();
     if (x.of.rows[h] < 0) {
@@ -98,23 +96,14 @@ struct pick_seeds {
     const index_t* const slots = x.of.removed + x.at(h, 0);
     const float* const gains = seeds.gain + x.at(h, 0);
     const index_t size = x.of.removed_count[h], t = thread_index();
-    const auto is_free = [gains](index_t e) { return gains[e] >= 0; };
-    const auto order = [gains](index_t e) { return ordered(gains[e]); };
-    const selected_order least =
-        block_radix_select<threads>::highest(shared.radix, size, wanted, is_free, order);
-    index_t above = 0, equals = 0;
-    for (index_t base = 0, turn = 0; base < size; base += threads, turn ^= 1) {
-      const index_t e = base + t;
-      const unsigned number = e < size && is_free(e) ? order(e) : 0;
-      const bool more = number > least.least, equal = number == least.least && number > 0;
-      const auto before = block_prefix(shared.prefix, turn, more ? 1 : 0, equal ? 1 : 0);
-      const index_t same = equals + before.b;
-      if (more || (equal && same < least.equals)) {
-        const index_t at = above + before.a + (same < least.equals ? same : least.equals);
-        shared.place[at] = e, shared.slot[at] = slots[e];
-      }
-      above += before.all_a, equals += before.all_b;
-    }
+    block_radix_select<threads>::divide(
+        shared.radix, shared.prefix, slots, size, wanted,
+        [gains](index_t e) { return gains[e] < 0 ? 0U : ordered(gains[e]); },
+        [&](index_t s, bool is, index_t at, index_t e) {
+          if (is) {
+            shared.place[at] = e, shared.slot[at] = s;
+          }
+        });
     if (t >= wanted && t < pool) {
       shared.place[t] = 0, shared.slot[t] = slots[0];
     }
@@ -230,7 +219,6 @@ struct order_seeds {
   const index_t* length;  // [heads]
   index_t* place;         // [heads, capacity] by slot; scratch
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = x.active.head();
     if (x.of.rows[h] < 0) {
