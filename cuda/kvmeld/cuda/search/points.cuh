@@ -11,8 +11,6 @@ namespace kvmeld::cuda::detail {
 /// Points of all heads `[heads, capacity]`, whose squared distance is D²: rows of `depth` halfs, a
 /// multiple of 64 and at least 128, at multiples of 16 bytes.
 struct point_rows {
-  static constexpr index_t most_depth = 2 * max_dim;
-
   half* data;
   float* square;  ///< [heads, capacity] of a row
   index_t capacity, depth;

@@ -6,7 +6,6 @@
 #include "kvmeld/cuda/memory/plan_memory.cuh"
 #include "kvmeld/cuda/memory/rope_params.cuh"
 #include "kvmeld/cuda/policies/fold/covariance.cuh"
-#include "kvmeld/cuda/policies/fold/inverse_factor.cuh"
 #include "kvmeld/cuda/policies/fold/rule.cuh"
 
 namespace kvmeld::cuda::detail {

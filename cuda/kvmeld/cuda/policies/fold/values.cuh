@@ -7,12 +7,10 @@
 #include "kvmeld/cuda/policies/fold/probability_tiles.cuh"
 #include "kvmeld/cuda/policies/fold/reference_output.cuh"
 #include "kvmeld/cuda/policies/fold/reference_tiles.cuh"
-#include "kvmeld/cuda/policies/fold/row_masses.cuh"
 
 namespace kvmeld::cuda::detail {
 
-/// The rows of a plan that may change: all but pinned slots, whose corrections become 0. A block a
-/// head.
+/// The rows that may change: all but pinned slots, whose corrections become 0. A block a head.
 template <class Scalar>
 struct list_unknowns {
   static constexpr index_t threads = 512;
@@ -25,7 +23,6 @@ struct list_unknowns {
   const index_t* into;  // [heads, capacity] of the partition
   value_scratch to;
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head(), n = plan.rows[h];
     const index_t* const begin = plan.begin + cache.bound(h, 0);
@@ -57,9 +54,8 @@ bool on_tensor_cores(const cache_view<Scalar>& cache, const chosen_rows<Scalar>&
   return sizeof(Scalar) == 2 && cache.aligned() && queries.aligned() && cache.dim % 8 == 0;
 }
 
-/// Members of the rows weighted, their log-mass fitted to `sum` (`fit_rows`). Lists the rows that
-/// may change; on tensor cores the rows, in two parts each, lie in `work.rows` then. Two launches,
-/// or four.
+/// Members of the rows weighted, their log-mass fitted to `sum`. Lists the rows that may change; on
+/// tensor cores the rows, in two parts each, lie in `work.rows` then. Two launches, or four.
 template <class Scalar>
 void fit_masses(const cache_view<Scalar>& cache, const plan_view& plan, const index_t* into,
                 const chosen_rows<Scalar>& queries, const float* sum, const float* mass,
