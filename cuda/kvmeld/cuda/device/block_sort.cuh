@@ -42,8 +42,7 @@ struct slots_to_sort {
     });
     return is;
   }
-  /// `use(slot, digit, the lanes that have the same)` of 32 slots after 32; of no slot the digit is
-  /// -1.
+  /// `use(slot, digit, the lanes that have the same)` of 32 slots after 32; digit −1: no slot.
   template <class Use>
   KVMELD_DEVICE void each_digit(index_t begin, index_t end, index_t shift, Use use) const {
     unrolled<own>([&](index_t u) {

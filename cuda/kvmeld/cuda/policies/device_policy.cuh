@@ -147,8 +147,7 @@ void check_state(const Policy& policy, const Rule& rule, const cache_view<Scalar
   }
 }
 
-/// The plan of one slot a row that keeps the best, and what it needs to be carried out: two
-/// launches.
+/// The plan of one slot a row that keeps the best, carried out: two launches.
 template <class Scalar, class Rule>
 void evict(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
            const head_budgets& limits, const plan_memory& work, stream stream) {

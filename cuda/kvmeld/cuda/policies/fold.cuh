@@ -30,8 +30,7 @@ struct device_policy<fold> {
             {p.pool, p.outlier, p.rounds, p.floor, p.ridge},
             rope_params_of(spec.rope, spec.key_dim)};
   }
-  /// Of a prompt: by scores, what its own queries will look up; and what is remembered of them with
-  /// those before them.
+  /// Of a prompt: by scores, what its queries will look up; and which of them are remembered.
   template <class Scalar>
   static void observe(const fold&, const fold_rule& rule, const cache_view<Scalar>& cache,
                       const state_view& state, const query_rows<Scalar>& queries,

@@ -26,7 +26,6 @@ struct pool_sums {
   const float* sums;       // [heads, capacity]
   index_t *order, *spare;  // [heads, capacity] scratch
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t n = cache.length[h];

@@ -102,7 +102,6 @@ struct group_members {
   clustered_points x;
   cluster_scratch to;
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = x.active.head();
     if (x.of.rows[h] < 0) {

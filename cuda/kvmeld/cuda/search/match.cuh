@@ -41,8 +41,7 @@ struct squared_norms {
 };
 
 /// A block keeps a tile of removed keys, and the kept ones stream by; every lane keeps the best of
-/// its own columns, so the product is never stored. Ties go to the lower slot, whatever the order
-/// of the lists.
+/// its own columns, so products are never stored. Ties go to the lower slot, in whatever order.
 template <class Scalar, index_t Depth, class Similarity>
 struct nearest_kept {
   using tiles = tile_stream<Scalar, Depth>;
@@ -155,8 +154,7 @@ void match_by(const Similarity& similarity, const cache_view<Scalar>& cache,
   });
 }
 
-/// `k·k` of every slot in use, into `norm [heads, capacity]`, of heads whose `removed` is not
-/// empty.
+/// `k·k` of the slots of heads whose `removed` is not empty, into `norm [heads, capacity]`.
 template <class Scalar>
 void norms(const cache_view<Scalar>& cache, const slot_lists& removed, float* norm, stream stream) {
   launch(squared_norms<Scalar>{cache, removed.count, norm, cache.aligned()},

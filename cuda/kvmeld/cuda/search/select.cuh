@@ -51,7 +51,6 @@ struct select_slots {
   head_budgets limits;
   To to;
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t n = cache.length[h];
@@ -146,8 +145,7 @@ void select_into(const To& to, const Rule& rule, const cache_view<Scalar>& cache
 /// The plan of an eviction, for every head that holds more slots than its budget's target and at
 /// least its trigger: the slots for which `rule.is_protected`, then those of the highest
 /// `rule.order`, ties to the lower slot, NaN last. Other heads get `rows` −1: they stay. Equals
-/// `kvmeld::evict`. One launch; protected slots beyond the target all stay. Rows are single slots,
-/// as they are.
+/// `kvmeld::evict`. One launch; protected slots beyond the target all stay. Rows are single slots.
 template <class Scalar, class Rule, budgets Budgets = budget>
 void select(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
             const Budgets& limits, const plan_view& plan, stream stream) {

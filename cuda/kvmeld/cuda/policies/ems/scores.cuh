@@ -26,7 +26,6 @@ struct weigh_entries {
   entry_scratch to;
   bool prompt;
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t n = cache.length[h];
@@ -92,7 +91,6 @@ struct divide_entries {
   keep_evict_partition to;
   bool prompt;  // what is beyond the band goes
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t n = cache.length[h], target = limits.of(h).slots;

@@ -128,8 +128,7 @@ KVMELD_DEVICE inline float entry_slope(const entry_table& tokens, index_t s, flo
   return norm > 0 ? scale * dot / norm : 0.0F;
 }
 
-/// ln Σ_t exp(slope · ‖k_t‖) over the tokens of entry `s`. Not inlined: attention has 32 of these
-/// side by side.
+/// ln Σ_t exp(slope · ‖k_t‖) over the tokens of entry `s`. Not inlined: attention has 32 of these.
 KVMELD_DEVICE __attribute__((noinline)) inline float entry_log_sum(const entry_table tokens,
                                                                    index_t s, float slope) {
   float most = lowest_score, sum = 0;
@@ -142,8 +141,7 @@ KVMELD_DEVICE __attribute__((noinline)) inline float entry_log_sum(const entry_t
   return most + logarithm(sum);
 }
 
-/// Entries' logits; what observing starts from is the slope, and of those that are not shared the
-/// logit.
+/// Entries' logits; observing starts from the slope, of those that are not shared from the logit.
 struct entry_masses {
   state_view state;
   index_t places;

@@ -28,7 +28,6 @@ struct carry_entries {
   plan_view plan;
   entry_scratch work;
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t rows = plan.rows[h];

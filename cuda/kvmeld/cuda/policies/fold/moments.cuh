@@ -21,8 +21,7 @@ struct moment_sums {
   }
 };
 
-/// Rows of a part of a head's: few enough for many blocks of few heads, and the same parts whatever
-/// heads run beside it.
+/// Rows of a part: few enough for many blocks of few heads, the same whatever heads run beside it.
 inline constexpr index_t moment_rows = 512;
 KVMELD_HD inline index_t moment_parts(index_t rows) {
   return rows < 1 ? 1 : (rows + moment_rows - 1) / moment_rows;

@@ -25,7 +25,6 @@ struct choose_cheapest {
   keep_evict_partition of;
   head_budgets limits;
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     if (of.rows[h] < 0) {

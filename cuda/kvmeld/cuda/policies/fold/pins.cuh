@@ -15,9 +15,8 @@ struct scored_pins {
   index_t* more = nullptr;    ///< [heads] pins by leverage beside these; −1: none is by score
 };
 
-/// By scores: sinks, the latest, and the best by `prompt_score` of the slots that hold one token
-/// which something of the prompt looked up. A prompt without any has its pins by leverage. A block
-/// a head.
+/// By scores: sinks, the latest, and the best by `prompt_score` of the slots of one token which the
+/// prompt looked up. A prompt without any has its pins by leverage. A block a head.
 template <class Scalar>
 struct pin_scored {
   static constexpr index_t threads = 512, resident = 2;
@@ -30,7 +29,6 @@ struct pin_scored {
   bool decodes;
   scored_pins to;
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head(), n = cache.length[h], target = limits.of(h).slots;
     if (!limits.of(h).reached(n) || n > cache.capacity) {
@@ -155,7 +153,6 @@ struct evict_scored {
   const index_t* more;  // [heads] −1: no pin is by score
   index_t* evicted;     // [heads] how many
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     if (of.rows[h] < 0) {

@@ -31,7 +31,6 @@ struct raise_pins {
   const index_t* more;  // [heads] −1: no pin is by score
   value_scratch of;
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head(), rows = plan.rows[h];
     if (rows < 0 || more[h] < 0) {

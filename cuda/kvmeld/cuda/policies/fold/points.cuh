@@ -124,8 +124,7 @@ struct make_points {
     constexpr float most = 65504;  // of halfs
     shared.halves[r * some + column] = from_float<half>(x > most ? most : x < -most ? -most : x);
   }
-  /// The halves are columns `j0 ...` of the rows, before `end`; adds this thread's part of their
-  /// squares.
+  /// Stores the halves as columns `j0 ...` of the rows, before `end`; adds this thread's squares.
   KVMELD_DEVICE void store(shared_memory& shared, index_t h, index_t s0, index_t n, index_t j0,
                            index_t end, float (&square)[own]) const {
     sync_block();

@@ -139,8 +139,7 @@ struct probability_tiles {
     unrolled<2>([&](index_t i) { total[i] *= exp2_approx(max[i] - top[i]), max[i] = top[i]; });
     each(x, [&](float y, index_t i, index_t) { total[i] += exp2_approx(y - max[i]); });
   }
-  /// The log-sum-exp over all four lanes' into `total`; of queries that there are not, so much that
-  /// every weight is 0.
+  /// The log-sum-exp over all four lanes' into `total`; of queries that there are not, no weight's.
   KVMELD_DEVICE static void set_log_sums(index_t q0, index_t all, const float (&max)[2],
                                          float (&total)[2]) {
     unrolled<2>([&](index_t i) {

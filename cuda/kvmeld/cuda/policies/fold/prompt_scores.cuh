@@ -101,8 +101,7 @@ struct weigh_largest {
 };
 
 /// Times leverage over its mean, into the column: with all queries since the first that scored
-/// these are the scores of one pass; with fewer a slot keeps the largest that it had. A block a
-/// head.
+/// these are the scores of one pass; with fewer a slot keeps its largest. A block a head.
 template <class Scalar>
 struct keep_scores {
   static constexpr index_t threads = 512;
@@ -117,7 +116,6 @@ struct keep_scores {
   const float *score, *leverage;  // [heads, capacity]
   query_rows<Scalar> queries;
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head(), n = cache.length[h];
     if (planned[h] < 0) {

@@ -38,7 +38,6 @@ struct remember_reference {
   fold_rule rule;
   query_rows<Scalar> queries;
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head();
     if (cache.length[h] == 0 || rule.queries == 0) {
@@ -81,7 +80,6 @@ struct pool_leverage {
   float* leverage;  // [heads, capacity]
   float* least;     // [heads]
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     if (of.rows[h] < 0) {

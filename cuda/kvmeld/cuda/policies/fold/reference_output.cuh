@@ -7,8 +7,7 @@
 
 namespace kvmeld::cuda::detail {
 
-/// Sixteen queries against rows, 32 at a time: a warp has two queries, a lane a row, then columns
-/// of the output.
+/// Sixteen queries against 32 rows: a warp has two queries, a lane a row, then columns of output.
 struct query_tile {
   static constexpr index_t threads = 256, queries = 16, some = 32;
   static constexpr index_t own = queries / (threads / 32);  // queries of a warp

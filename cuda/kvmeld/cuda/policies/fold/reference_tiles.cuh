@@ -16,8 +16,7 @@ struct held_queries {
   /// Of the block's queries, those of a lane's sums: `i` 0 and 1.
   KVMELD_DEVICE static index_t query(index_t i) { return warp() * 16 + lane() / 4 + 8 * i; }
 
-  /// Those from `q0` on of the `all` of head `h`'s query heads, through `shared`, which is idle
-  /// before and after.
+  /// Those from `q0` on of the `all` of head `h`'s query heads, through `shared`, which is idle.
   template <index_t N>
   KVMELD_DEVICE void load(shared_array<Scalar, N>& shared, const chosen_rows<Scalar>& queries,
                           index_t h, index_t q0, index_t all, index_t dim) {

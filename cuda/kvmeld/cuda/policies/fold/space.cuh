@@ -120,7 +120,6 @@ struct factor_space {
   float floor;
   point_space to;
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head(), n = cache.length[h], dim = cache.dim, i = thread_index();
     if (planned[h] < 0) {
@@ -202,7 +201,6 @@ struct name_clusters {
   cache_view<Scalar> cache;
   keep_evict_partition of;
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head();
     if (of.rows[h] < 0) {

@@ -15,8 +15,7 @@ struct plan_rows {
   KVMELD_DEVICE std::ptrdiff_t at(index_t h, index_t r) const {
     return (std::ptrdiff_t{h} * most + r) * pitch;
   }
-  /// The same memory as two 16-bit parts of each number, `[heads, most, 2, dim]`: what they round
-  /// to and the rest.
+  /// The same memory as `[heads, most, 2, dim]` of 16 bits: what numbers round to, and the rest.
   template <class Scalar>
   KVMELD_DEVICE Scalar* key_parts(index_t h, index_t r) const {
     return reinterpret_cast<Scalar*>(key + at(h, r));

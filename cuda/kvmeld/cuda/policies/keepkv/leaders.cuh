@@ -27,7 +27,6 @@ struct order_joiners {
   keep_evict_partition of;
   index_t* ends;  // [heads, capacity + 1]: `join_leaders`
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t n = cache.length[h], target = limits.of(h).slots;
@@ -73,7 +72,6 @@ struct limit_joins {
   keep_evict_partition of;
   head_budgets limits;
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     const index_t n = cache.length[h], most = n - limits.of(h).slots;

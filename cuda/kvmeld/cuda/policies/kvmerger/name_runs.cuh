@@ -29,9 +29,8 @@ struct runs_so_far {
 };
 
 /// `mine`: of a thread's places, how many runs end there, and the best after the last end (of all,
-/// if none does). `carried`, of the places before the block's, becomes that of all. Returns what
-/// the runs are where the thread's places begin. One barrier; a second call uses the other `turn`
-/// (0 or 1).
+/// if none does). `carried`, of the places before the block's, becomes that of all. Returns the
+/// runs where the thread's places begin. One barrier; a second call uses the other `turn` (0 or 1).
 template <index_t Threads>
 KVMELD_DEVICE runs_so_far runs_before(run_memory<Threads>& shared, index_t turn,
                                       const runs_so_far& mine, runs_so_far& carried) {
@@ -88,7 +87,6 @@ struct name_runs {
   bool by_threshold;
   float epsilon;
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     if (of.rows[h] < 0) {

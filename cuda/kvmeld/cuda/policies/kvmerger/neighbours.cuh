@@ -48,7 +48,6 @@ struct order_by_position {
   cache_view<Scalar> cache;
   keep_evict_partition of;
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     if (of.rows[h] < 0) {

@@ -38,8 +38,7 @@ struct fix_residuals {
 /// What evicted slots merge into, a block a head. While there is no residual slot at all and the
 /// prompt is to be chunked: into `residual` runs in position order, the first ones a token longer,
 /// each into its lowest slot. Else the best of them become the residual slots that are missing, and
-/// `match` finds for every other the nearest residual slot (eq. 6), of those in the
-/// lists.
+/// `match` finds for every other of the lists the nearest residual slot (eq. 6).
 template <class Scalar>
 struct place_residuals {
   static constexpr index_t threads = 512;
@@ -54,7 +53,6 @@ struct place_residuals {
   head_budgets limits;
   keep_evict_partition of;
 
-  /// Grid: heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = cache.head();
     if (of.rows[h] < 0) {

@@ -52,8 +52,7 @@ struct zsmerge_rule {
 
   // What follows is for a block.
 
-  /// Eq. 7: running mean by tokens, w ← w_r + w_c; eq. 8: β = α ln w. False: there is no residual
-  /// slot.
+  /// Eq. 7: running mean by tokens, w ← w_r + w_c; eq. 8: β = α ln w. False: no slot is residual.
   template <class Scalar, index_t Threads>
   KVMELD_DEVICE bool merge_removed(of_warps<index_t, Threads>& number,
                                    of_warps<candidate, Threads>& best,
