@@ -94,6 +94,16 @@ KVMELD_DEVICE T block_sum(of_warps<T, Threads>& shared, T x) {
   }
 }
 
+/// `Σ of(i)` over `0 .. n−1`, each by one thread, in every thread.
+template <class T, index_t Threads, class Of>
+KVMELD_DEVICE T block_total(of_warps<T, Threads>& shared, index_t n, Of of) {
+  T sum = 0;
+  for (index_t i = thread_index(); i < n; i += Threads) {
+    sum += of(i);
+  }
+  return block_sum(shared, sum);
+}
+
 /// Of two numbers a thread, the sums of the lower threads', and of all.
 struct block_prefixes {
   index_t a, b, all_a, all_b;

@@ -56,11 +56,10 @@ struct join_above_mean {
                                 index_t h) const {
     const head_context head = context_of(cache, state, h, 0);
     const index_t count = from.removed_count[h];
-    double sum = 0;
-    for (index_t i = thread_index(); i < count; i += Threads) {
-      sum += static_cast<double>(from.nearest.similarity[cache.slot(h, i)]);
-    }
-    const auto m = static_cast<float>(block_sum(shared, sum) / count);
+    const double sum = block_total(shared, count, [&](index_t i) {
+      return static_cast<double>(from.nearest.similarity[cache.slot(h, i)]);
+    });
+    const auto m = static_cast<float>(sum / count);
     const float now = rule.next_threshold(head, m);
     sync_block();  // all have read the old one
     if (thread_index() == 0 && m == m) {

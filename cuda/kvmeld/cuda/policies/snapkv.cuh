@@ -37,15 +37,12 @@ struct pool_sums {
     const protection in_window{0, rule.window, head.newest};
     const float* const raw = sums + cache.slot(h, 0);
     index_t* const list = order + cache.slot(h, 0);
-    index_t count = 0;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      const bool in = in_window(head.position[s]);
+    const index_t count = block_total(shared.sort.number, n, [&](index_t s) {
       head.column(window_rule::past, s) = raw[s];
       head.column(window_rule::current, s) = 0;
       list[s] = s;
-      count += in ? 0 : 1;
-    }
-    count = block_sum(shared.sort.number, count);
+      return !in_window(head.position[s]);
+    });
     const index_t* const by_position =  // those in the window come last
         block_sort(shared.sort, list, spare + cache.slot(h, 0), n,
                    static_cast<unsigned>(head.newest),

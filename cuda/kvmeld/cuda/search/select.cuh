@@ -63,11 +63,8 @@ struct select_slots {
     }
     const head_context head = context_of(cache, state, h, newest_of(shared.number, cache, h, n));
     const Rule mine = prepared(rule, limit.slots, shared.number, head, n);
-    index_t stay = 0;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      stay += mine.is_protected(head, s) ? 1 : 0;
-    }
-    stay = block_sum(shared.number, stay);
+    const index_t stay =
+        block_total(shared.number, n, [&](index_t s) { return mine.is_protected(head, s); });
     index_t free = limit.slots - stay;
     if constexpr (requires { mine.free(stay, stay); }) {
       free = mine.free(limit.slots, stay);

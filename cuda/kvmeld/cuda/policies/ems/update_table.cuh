@@ -95,11 +95,7 @@ struct carry_entries {
     const auto own = [&](index_t e) {  // tokens of this source that may be removed
       return tokens.count(sources[e].source) - (mark[sources[e].source] == moved ? 0 : 1);
     };
-    index_t candidates = 0;
-    for (index_t e = thread_index(); e < count; e += threads) {
-      candidates += own(e);
-    }
-    candidates = block_sum(shared.sort.number, candidates);
+    const index_t candidates = block_total(shared.sort.number, count, own);
     each_placed(shared.sort.prefix, count, own, [&](index_t e, index_t, index_t at) {
       const index_t s = sources[e].source;
       index_t place = candidates - at;  // the last comes first

@@ -133,11 +133,8 @@ struct invert_covariance {
       return;
     }
     float* const c = covariance + std::ptrdiff_t{h} * dim * dim;
-    float trace = 0;
-    for (index_t i = thread_index(); i < dim; i += threads) {
-      trace += c[std::ptrdiff_t{i} * dim + i];
-    }
-    trace = block_sum(shared.sum, trace);
+    const float trace =
+        block_total(shared.sum, dim, [&](index_t i) { return c[std::ptrdiff_t{i} * dim + i]; });
     float lambda = ridge * (trace / static_cast<float>(dim));
     lambda = lambda > 1e-20F ? lambda : 1e-20F;  // all keys alike: leverage is 0, not 0/0
     if constexpr (tiled) {

@@ -59,13 +59,11 @@ struct pin_scored {
       return !always(head.position[s]) && head.column(fold_rule::tokens, s) == 1.0F && score(s) > 0;
     };
     index_t* const pinned = to.pinned + head.first;
-    index_t candidates = 0;
-    for (index_t s = thread_index(); s < n; s += threads) {
+    const index_t candidates = block_total(shared.number, n, [&](index_t s) {
       const bool is = candidate(s);
-      candidates += is ? 1 : 0;
       pinned[s] = is || always(head.position[s]) ? 1 : 0;
-    }
-    candidates = block_sum(shared.number, candidates);
+      return is;
+    });
     block_radix_select<threads>::each_but_highest(
         shared.radix, shared.prefix, n, pins.scored < candidates ? pins.scored : candidates,
         candidate, [&](index_t s) { return ordered(score(s)); }, [&](index_t s) { pinned[s] = 0; });
@@ -163,11 +161,8 @@ struct evict_scored {
     const auto single = [&](index_t s) {
       return state.column(cache, fold_rule::tokens, h)[s] == 1.0F;
     };
-    index_t number = 0;
-    for (index_t e = thread_index(); e < beside; e += threads) {
-      number += single(list[e]) ? 1 : 0;
-    }
-    number = block_sum(shared.number, number);
+    const index_t number =
+        block_total(shared.number, beside, [&](index_t e) { return single(list[e]); });
     const auto wanted = static_cast<index_t>(share * static_cast<float>(beside));
     const index_t surplus = cache.length[h] - limits.of(h).slots;
     index_t most = wanted < number ? wanted : number;

@@ -121,11 +121,9 @@ struct keep_scores {
     if (planned[h] < 0) {
       return;
     }
-    float sum = 0;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      sum += leverage[cache.slot(h, s)];
-    }
-    const float mean = block_sum(shared.sum, sum) / static_cast<float>(n);
+    const float sum =
+        block_total(shared.sum, n, [&](index_t s) { return leverage[cache.slot(h, s)]; });
+    const float mean = sum / static_cast<float>(n);
     const fold_floats memory = rule.memory_of(cache, state, h);
     const fold_floats::positions before = memory.scored();
     const index_t end = cache.next_position[h], begin = end - queries.own();

@@ -40,14 +40,12 @@ struct order_joiners {
         context_of(cache, state, h, newest_of(shared.sort.number, cache, h, n));
     const keepkv_rule mine = under_target(rule, target);
     index_t* const order = of.removed + cache.slot(h, 0);
-    index_t held = 0;
-    for (index_t s = thread_index(); s < n; s += threads) {
+    const index_t held = block_total(shared.sort.number, n, [&](index_t s) {
       const bool is_protected = mine.is_protected(head, s);
       of.into[cache.slot(h, s)] = is_protected ? s : keep_evict_partition::evicted;
       order[s] = s;
-      held += is_protected ? 1 : 0;
-    }
-    held = block_sum(shared.sort.number, held);
+      return is_protected;
+    });
     // Four passes or none: it ends where it began. Those held come last.
     block_sort(shared.sort, order, of.nearest.into + cache.slot(h, 0), n, ~0U,
                [&](index_t s) { return mine.is_protected(head, s) ? ~0U : ~mine.order(head, s); });
@@ -81,11 +79,7 @@ struct limit_joins {
     index_t* const into = of.into + cache.slot(h, 0);
     const auto joined = [&](index_t s) { return into[s] != s; };
     const auto order = [&](index_t s) { return ordered(of.similarity[cache.slot(h, s)]); };
-    index_t count = 0;
-    for (index_t s = thread_index(); s < n; s += threads) {
-      count += joined(s) ? 1 : 0;
-    }
-    if (block_sum(shared.number, count) > most) {
+    if (block_total(shared.number, n, joined) > most) {
       block_radix_select<threads>::each_but_highest(shared.radix, shared.prefix, n, most, joined,
                                                     order, [&](index_t s) { into[s] = s; });
     }
