@@ -149,6 +149,29 @@ KVMELD_DEVICE void unrolled(Use use) {
   unrolled<M, N>([&](index_t m, index_t n) { unrolled<I>([&](index_t i) { use(m, n, i); }); });
 }
 
+/// `use(s, stage)` for `s` of `0 .. steps−1`, when what `load(s, stage)` started to copy to one of
+/// `Stages` in turn is there for the block, which has used up what lay there before. Loads run
+/// ahead by all stages but one.
+template <index_t Stages, class Load, class Use>
+KVMELD_DEVICE void each_staged(index_t steps, Load load, Use use) {
+  const auto start = [&](index_t s, index_t stage) {
+    if (s < steps) {
+      load(s, stage);
+    }
+    commit_async();
+  };
+  unrolled<Stages - 1>([&](index_t s) { start(s, s); });
+  KVMELD_ROLLED
+  for (index_t s = 0, stage = 0; s < steps; ++s) {
+    wait_async<Stages - 2>();
+    sync_block();
+    start(s + Stages - 1, stage == 0 ? Stages - 1 : stage - 1);
+    use(s, stage);
+    stage = stage == Stages - 1 ? 0 : stage + 1;
+  }
+  wait_async<0>();
+}
+
 }  // namespace kvmeld::cuda
 
 #include "kvmeld/cuda/device/idle.cuh"

@@ -72,28 +72,21 @@ struct tile_product {
   /// the end, and comes with it at its disposal.
   template <class At>
   KVMELD_DEVICE static void add(ring& shared, index_t steps, bool same, At at, sums& sum) {
-    const auto load = [&](index_t s) {
-      if (s < steps) {
-        half_rows a{}, b{};
-        at(s, a, b);
-        const index_t to = s % stages * stage;
-        copy<Left>(shared, to, a);
-        if (!same) {
-          copy<Halves>(shared, to + Halves * piece, b);
-        }
-      }
-      commit_async();
-    };
-    unrolled<stages - 1>([&](index_t s) { load(s); });
-    KVMELD_ROLLED
-    for (index_t s = 0; s < steps; ++s) {
-      wait_async<stages - 2>();
-      sync_block();
-      load(s + stages - 1);
-      const index_t a = s % stages * stage;
-      multiply(shared, a, same ? a : a + Halves * piece, sum);
-    }
-    wait_async<0>();
+    each_staged<stages>(
+        steps,
+        [&](index_t s, index_t) {
+          half_rows a{}, b{};
+          at(s, a, b);
+          const index_t to = s % stages * stage;
+          copy<Left>(shared, to, a);
+          if (!same) {
+            copy<Halves>(shared, to + Halves * piece, b);
+          }
+        },
+        [&](index_t s, index_t) {
+          const index_t a = s % stages * stage;
+          multiply(shared, a, same ? a : a + Halves * piece, sum);
+        });
     sync_block();
   }
 

@@ -32,37 +32,25 @@ struct substitute_back {
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     const index_t h = of.active.head(), have = of.tiles_of(h);
     const index_t first = block_y() * columns;
-    place next{have - 1, have - 1, 0};  // of the piece to be loaded
-    index_t loaded = 0;
-    const auto load = [&] {
-      if (next.j >= 0) {
-        copy(shared, next, h, first, loaded % stages);
-        next.advance(have);
-      }
-      ++loaded;
-      commit_async();
-    };
-    unrolled<stages - 1>([&](index_t) { load(); });
-    index_t stage = 0;
+    place next{have - 1, have - 1, 0}, now = next;  // of the piece to be loaded, and used
     sums sum = {};
-    place now{have - 1, have - 1, 0};
-    KVMELD_ROLLED
-    while (now.j >= 0) {
-      const bool inverse = now.i == now.j;
-      if (inverse && now.piece == 0) {
-        put_rest(shared, sum, h, now.j, first);
-      }
-      wait_async<stages - 2>();
-      sync_block();  // this piece is there, the one before it is used up
-      load();
-      multiply(shared, stage, now.i <= now.j + 1, now.piece, sum);
-      if (inverse && now.piece == pieces - 1) {
-        put_solution(shared, sum, h, now.j, first);
-      }
-      stage = stage == stages - 1 ? 0 : stage + 1;
-      now.advance(have);
-    }
-    wait_async<0>();
+    each_staged<stages>(
+        pieces * (have * (have + 1) / 2),
+        [&](index_t, index_t stage) {
+          copy(shared, next, h, first, stage);
+          next.advance(have);
+        },
+        [&](index_t, index_t stage) {
+          const bool inverse = now.i == now.j;
+          if (inverse && now.piece == 0) {
+            put_rest(shared, sum, h, now.j, first);
+          }
+          multiply(shared, stage, now.i <= now.j + 1, now.piece, sum);
+          if (inverse && now.piece == pieces - 1) {
+            put_solution(shared, sum, h, now.j, first);
+          }
+          now.advance(have);
+        });
   }
 
  private:
@@ -150,11 +138,10 @@ struct substitute_back {
       use(half_of * latest_part + wide::place(r, p), half_of, r, p);
     }
   }
-  /// What is left of Yᵀ, less the sums, becomes the latest.
+  /// What is left of Yᵀ, less the sums, becomes the latest, which is used up.
   KVMELD_DEVICE void put_rest(shared_memory& shared, sums& sum, index_t h, index_t j,
                               index_t first) const {
     const half* const y = of.numbers(h, of.tiles + first / tile::side, j);
-    sync_block();  // the latest is used up
     each_pack([&](index_t at, index_t half_of, index_t r, index_t p) {
       shared.latest.set_vector(
           at, load_16(y + half_of * tile::size + (first % tile::side + r) * tile::side + p * 8));
@@ -165,6 +152,7 @@ struct substitute_back {
       return pair{to_float(low_of<half>(high)) + to_float(low_of<half>(low)) - x,
                   to_float(high_of<half>(high)) + to_float(high_of<half>(low)) - y0};
     });
+    sync_block();
   }
   /// The sums are the solution.
   KVMELD_DEVICE void put_solution(shared_memory& shared, sums& sum, index_t h, index_t j,

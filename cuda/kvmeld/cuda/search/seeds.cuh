@@ -130,39 +130,24 @@ struct pick_seeds {
     const index_t row = thread_index() / tile::packs, pack = thread_index() % tile::packs;
     const half* const from[2] = {x.points.row(h, shared.slot[row]) + pack * 8,
                                  x.points.row(h, shared.slot[side + row]) + pack * 8};
-    const index_t parts = x.points.depth / tile::depth;
-    index_t ahead = 0;
-    const auto copy = [&] {
-      if (ahead < 2 * parts) {
-        const index_t to = ahead % stages * stage, k = ahead % parts * tile::depth;
-        copy_async(shared.falls, to + tile::place(row, pack), from[0] + k, row < wanted ? 16 : 0);
-        copy_async(shared.falls, to + tile::place(side + row, pack), from[1] + k,
-                   side + row < wanted ? 16 : 0);
-      }
-      commit_async();
-      ++ahead;
+    const index_t parts = x.points.depth / tile::depth, column0 = warp() % 8 * 32;
+    const auto load = [&](index_t s, index_t to) {
+      const index_t at = to * stage, k = s % parts * tile::depth;
+      copy_async(shared.falls, at + tile::place(row, pack), from[0] + k, row < wanted ? 16 : 0);
+      copy_async(shared.falls, at + tile::place(side + row, pack), from[1] + k,
+                 side + row < wanted ? 16 : 0);
     };
-    for (index_t s = 0; s < stages - 1; ++s) {
-      copy();
-    }
-    const index_t column0 = warp() % 8 * 32;
-    KVMELD_ROLLED
-    for (index_t done = 0; done < 2; ++done) {
-      const index_t row0 = (1 - done) * side + warp() / 8 * 64;
-      sums sum = {};
-      KVMELD_ROLLED
-      for (index_t k = 0; k < parts; ++k) {
-        wait_async<stages - 2>();
-        sync_block();
-        copy();
-        const index_t at = (done * parts + k) % stages * stage;
-        sum.template add<tile>(shared.falls, at, row0, shared.falls, at, column0);
+    sums sum = {};
+    each_staged<stages>(2 * parts, load, [&](index_t s, index_t at) {
+      const index_t row0 = (s < parts ? side : 0) + warp() / 8 * 64;
+      sum.template add<tile>(shared.falls, at * stage, row0, shared.falls, at * stage, column0);
+      if (s % parts != parts - 1) {
+        return;
       }
-      if (done == 1) {
-        wait_async<0>();
+      if (s >= parts) {
         sync_block();  // stages are used up
       }
-      sum.each([&](float product, index_t r, index_t c) {
+      sum.each([&](float& product, index_t r, index_t c) {
         const index_t i = row0 + r, j = column0 + c;
         const float d = shared.square[i] + shared.square[j] - 2 * product;
         const float gain = (d < 0 ? 0.0F : d) * shared.weight[j] * scale;
@@ -173,8 +158,9 @@ struct pick_seeds {
         } else if (i < wanted) {
           behind(h, i)[j] = fall;
         }
+        product = 0;
       });
-    }
+    });
   }
 
   /// Eight of the pool a lane. A key is the gain above the place from behind, so that one maximum

@@ -6,7 +6,7 @@
 
 #include "kvmeld/cuda/device/block_collectives.cuh"
 #include "kvmeld/cuda/device/half_tile.cuh"
-#include "kvmeld/cuda/memory/tile.cuh"
+#include "kvmeld/cuda/memory/view.cuh"
 
 namespace kvmeld::cuda::detail {
 
@@ -124,48 +124,37 @@ struct tile_stream {
     const index_t first = thread_index() / tile::packs;
     // Each thread copies the same rows of every part of a tile.
     const Scalar* from[loads];
-    index_t ahead_tile = 0, ahead_plane = 0, ahead_part = 0, ahead_stage = 0;
-    const auto copy = [&] {
-      if (ahead_tile * columns < others.count) {
-        if (ahead_part == 0) {
-          unrolled<loads>([&](index_t u) {
-            const index_t i = ahead_tile * columns + first + u * step;
-            from[u] =
-                others.template row<Planes>(i < others.count ? i : others.count - 1, ahead_plane);
-          });
-          if (ahead_plane == 0 && thread_index() < columns) {
-            const index_t i = ahead_tile * columns + thread_index();
-            describe(ahead_tile % 2, thread_index(), i < others.count ? i : -1);
-          }
-        }
+    index_t ahead_tile = 0, ahead_plane = 0, ahead_part = 0;
+    const auto load = [&](index_t, index_t stage) {
+      if (ahead_part == 0) {
         unrolled<loads>([&](index_t u) {
-          const index_t r = first + u * step;
-          copy_pack(shared.ring.first, ahead_stage * of_tile, r, ahead_part * tile::depth, from[u],
-                    ahead_tile * columns + r < others.count, others);
+          const index_t i = ahead_tile * columns + first + u * step;
+          from[u] =
+              others.template row<Planes>(i < others.count ? i : others.count - 1, ahead_plane);
         });
+        if (ahead_plane == 0 && thread_index() < columns) {
+          const index_t i = ahead_tile * columns + thread_index();
+          describe(ahead_tile % 2, thread_index(), i < others.count ? i : -1);
+        }
       }
-      commit_async();
+      unrolled<loads>([&](index_t u) {
+        const index_t r = first + u * step;
+        copy_pack(shared.ring.first, stage * of_tile, r, ahead_part * tile::depth, from[u],
+                  ahead_tile * columns + r < others.count, others);
+      });
       ahead_part = ahead_part == parts - 1 ? 0 : ahead_part + 1;
       ahead_plane = ahead_part > 0 ? ahead_plane : ahead_plane == Planes - 1 ? 0 : ahead_plane + 1;
       ahead_tile += ahead_part == 0 && ahead_plane == 0 ? 1 : 0;
-      ahead_stage = ahead_stage == stages - 1 ? 0 : ahead_stage + 1;
     };
-    for (index_t k = 0; k < stages - 1; ++k) {
-      copy();
-    }
     sums sum;
     const index_t row0 = warp() / across * of_warp, column0 = warp() % across * 32;
-    KVMELD_ROLLED
-    for (index_t s = 0, part = 0, plane = 0, done = 0, stage = 0; s < steps; ++s) {
-      wait_async<stages - 2>();
-      sync_block();
-      copy();
+    index_t part = 0, plane = 0, done = 0;
+    each_staged<stages>(steps, load, [&](index_t, index_t stage) {
       if (part == 0) {
         sum.each([&](float& x, index_t, index_t at) { x = start(done % 2, column0 + at); });
       }
       sum.template add<tile>(shared.own, (plane * parts + part) * of_own, row0, shared.ring.first,
                              stage * of_tile, column0);
-      stage = stage == stages - 1 ? 0 : stage + 1;
       if (++part == parts) {
         if constexpr (Planes == 1) {
           use(sum.x, done % 2, done * columns);
@@ -175,8 +164,7 @@ struct tile_stream {
           part = 0, plane = plane == Planes - 1 ? 0 : plane + 1, done += plane == 0 ? 1 : 0;
         }
       }
-    }
-    wait_async<0>();
+    });
     sync_block();  // what streamed by is used up
   }
 

@@ -143,33 +143,26 @@ struct row_masses {
           },
           [&](index_t r) { return u0 + r < n; });
     });
-    const auto load = [&](index_t q0, index_t stage) {
-      if (q0 < all) {
-        const auto is = [&](index_t r) { return q0 + r < all; };
-        query_tile::copy(
-            shared.queries, stage * query_tile::size, 0, cache.dim,
-            [&](index_t r) {
-              const index_t q = is(r) ? q0 + r : q0;
-              return queries.at(h, q / queries.count, q % queries.count);
-            },
-            is);
-        if (thread_index() < query_tile::rows) {
-          const index_t q = q0 + thread_index();
-          shared.log_sum[stage * query_tile::rows + thread_index()] =
-              q < all ? log2_e * log_sum_exp[std::ptrdiff_t{h} * all + q] : -lowest_score;
-        }
+    const auto load = [&](index_t step, index_t stage) {
+      const index_t q0 = step * query_tile::rows;
+      const auto is = [&](index_t r) { return q0 + r < all; };
+      query_tile::copy(
+          shared.queries, stage * query_tile::size, 0, cache.dim,
+          [&](index_t r) {
+            const index_t q = is(r) ? q0 + r : q0;
+            return queries.at(h, q / queries.count, q % queries.count);
+          },
+          is);
+      if (thread_index() < query_tile::rows) {
+        const index_t q = q0 + thread_index();
+        shared.log_sum[stage * query_tile::rows + thread_index()] =
+            q < all ? log2_e * log_sum_exp[std::ptrdiff_t{h} * all + q] : -lowest_score;
       }
-      commit_async();
     };
     const float scale = cache.scale * log2_e;
     float alone[2] = {};
-    load(0, 0);
-    index_t stage = 0;
-    KVMELD_ROLLED
-    for (index_t q0 = 0; q0 < all; q0 += query_tile::rows) {
-      wait_async<0>();
-      sync_block();  // these queries are there, those before them are used up
-      load(q0 + query_tile::rows, stage ^ 1);
+    const index_t steps = (all + query_tile::rows - 1) / query_tile::rows;
+    each_staged<stages>(steps, load, [&](index_t, index_t stage) {
       KVMELD_ROLLED
       for (index_t q = 0; q < query_tile::rows; q += some) {
         float x[some / 8][4] = {};
@@ -180,9 +173,7 @@ struct row_masses {
           alone[i / 2] += exp2_approx(multiply_add(scale, x[t][i], -z));
         });
       }
-      stage ^= 1;
-    }
-    wait_async<0>();
+    });
     unrolled<2>([&](index_t i) {
       const index_t u = u0 + warp() * 16 + lane() / 4 + 8 * i;
       const float sum = reduce_sum(alone[i], 4);

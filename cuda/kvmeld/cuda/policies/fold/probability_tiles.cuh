@@ -51,21 +51,12 @@ struct probability_tiles {
 
     const index_t turns = (n + rows - 1) / rows;  // of each of two passes
     const auto load = [&](index_t turn, index_t stage) {
-      if (turn < 2 * turns) {
-        load_rows(shared, h, n, turn % turns * rows, stage, first, turn >= turns);
-      }
-      commit_async();
+      load_rows(shared, h, n, turn % turns * rows, stage, first, turn >= turns);
     };
     const float scale = cache.scale * log2_e;
     float max[2] = {lowest_score, lowest_score}, total[2] = {}, squares = 0;
     float sum[columns / 8][4] = {};
-    load(0, 0);
-    index_t stage = 0;
-    KVMELD_ROLLED
-    for (index_t turn = 0; turn < 2 * turns; ++turn) {
-      wait_async<0>();
-      sync_block();  // these rows are there, those before them are used up
-      load(turn + 1, stage ^ 1);
+    each_staged<stages>(2 * turns, load, [&](index_t turn, index_t stage) {
       float x[rows / 8][4] = {};
       query.template multiply<key_tile, 2>(shared.keys, stage * 2 * key_tile::size, 0, cache.dim,
                                            x);
@@ -80,9 +71,7 @@ struct probability_tiles {
         }
         weigh(shared, h, q0, stage, stores, total, x, squares, sum);
       }
-      stage ^= 1;
-    }
-    wait_async<0>();
+    });
     if (stores) {
       store_zeros(h, q0);
     }

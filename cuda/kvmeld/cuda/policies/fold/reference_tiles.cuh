@@ -101,32 +101,24 @@ struct reference_tiles {
       z[i] = q < all ? log2_e * log_sum_exp[std::ptrdiff_t{h} * all + q] : 0.0F;
     });
 
-    const auto load = [&](index_t s0, index_t stage) {
-      if (s0 < n) {
-        const auto is = [&](index_t r) { return s0 + r < n; };
-        key_tile::copy(
-            shared.keys, stage * key_tile::size, 0, cache.dim,
-            [&](index_t r) { return keys.at(is(r) ? s0 + r : s0); }, is);
-        value_tile::copy(
-            shared.values, stage * value_tile::size, first, cache.dim,
-            [&](index_t r) { return values.at(is(r) ? s0 + r : s0); }, is);
-        if (thread_index() < slots) {
-          const index_t s = s0 + thread_index();
-          shared.mass[stage * slots + thread_index()] =
-              s < n ? log2_e * cache.log_mass_of(h)[s] : lowest_score;
-        }
+    const auto load = [&](index_t step, index_t stage) {
+      const index_t s0 = step * slots;
+      const auto is = [&](index_t r) { return s0 + r < n; };
+      key_tile::copy(
+          shared.keys, stage * key_tile::size, 0, cache.dim,
+          [&](index_t r) { return keys.at(is(r) ? s0 + r : s0); }, is);
+      value_tile::copy(
+          shared.values, stage * value_tile::size, first, cache.dim,
+          [&](index_t r) { return values.at(is(r) ? s0 + r : s0); }, is);
+      if (thread_index() < slots) {
+        const index_t s = s0 + thread_index();
+        shared.mass[stage * slots + thread_index()] =
+            s < n ? log2_e * cache.log_mass_of(h)[s] : lowest_score;
       }
-      commit_async();
     };
     const float scale = cache.scale * log2_e;
     float sum[columns / 8][4] = {};
-    load(0, 0);
-    index_t stage = 0;
-    KVMELD_ROLLED
-    for (index_t s0 = 0; s0 < n; s0 += slots) {
-      wait_async<0>();
-      sync_block();  // this tile is there, the one before it is used up
-      load(s0 + slots, stage ^ 1);
+    each_staged<stages>((n + slots - 1) / slots, load, [&](index_t, index_t stage) {
       KVMELD_ROLLED
       for (index_t s = 0; s < slots; s += some) {
         float x[some / 8][4] = {};
@@ -142,9 +134,7 @@ struct reference_tiles {
         });
         add_values(shared.values, stage * value_tile::size, s, first, high, rest, sum);
       }
-      stage ^= 1;
-    }
-    wait_async<0>();
+    });
     unrolled<columns / 8, 2>([&](index_t t, index_t i) {
       const index_t q = q0 + held::query(i), c = first + t * 8 + lane() % 4 * 2;
       if (q < all && c < cache.dim) {
