@@ -116,24 +116,18 @@ struct pair_cosines {
     const std::ptrdiff_t first = cache.slot(h, 0);
     index_t slot[own + 1], position[own + 1];
     bool joins[own + 1];
-    KVMELD_UNROLL
-    for (index_t k = 0; k <= own; ++k) {
-      slot[k] = of.kept[first + (begin + k < n ? begin + k : n - 1)];
-    }
-    KVMELD_UNROLL
-    for (index_t k = 0; k <= own; ++k) {
+    unrolled<own + 1>(
+        [&](index_t k) { slot[k] = of.kept[first + (begin + k < n ? begin + k : n - 1)]; });
+    unrolled<own + 1>([&](index_t k) {
       joins[k] = begin + k < n && (of.into[first + slot[k]] & keep_evict_partition::fresh) == 0;
       position[k] = cache.position_of(h)[slot[k]];
-    }
+    });
     unrolled<own>([&](index_t k) {
       joins[k] = joins[k] && joins[k + 1] && (!gaps_break || position[k + 1] == position[k] + 1);
     });
     float product[own] = {}, square[own + 1] = {};
     add_products(h, slot, joins, product, square);
-    KVMELD_UNROLL
-    for (index_t k = 0; k <= own; ++k) {
-      square[k] = square_root(reduce_sum(square[k]));
-    }
+    unrolled<own + 1>([&](index_t k) { square[k] = square_root(reduce_sum(square[k])); });
     unrolled<own>([&](index_t k) {
       const float norms = square[k] * square[k + 1], ab = reduce_sum(product[k]);
       if (lane() == 0 && begin + k < n) {
@@ -151,14 +145,12 @@ struct pair_cosines {
     const auto keys = cache.keys.of(h);
     for (index_t e = lane() * width; e < cache.dim; e += 32 * width) {
       vector_16<Scalar> x[own + 1];
-      KVMELD_UNROLL
-      for (index_t k = 0; k <= own; ++k) {
+      unrolled<own + 1>([&](index_t k) {
         if ((k < own && joins[k]) || (k > 0 && joins[k - 1])) {
           x[k] = load_row(keys.at(slot[k]), e, cache.dim, aligned);
         }
-      }
-      KVMELD_UNROLL
-      for (index_t k = 0; k <= own; ++k) {
+      });
+      unrolled<own + 1>([&](index_t k) {
         const bool left = k < own && joins[k], right = k > 0 && joins[k - 1];
         unrolled<width>([&](index_t j) {
           if (left || right) {
@@ -168,7 +160,7 @@ struct pair_cosines {
             product[k - 1] += to_float(x[k - 1][j]) * to_float(x[k][j]);
           }
         });
-      }
+      });
     }
   }
 };
