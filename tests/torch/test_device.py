@@ -190,6 +190,46 @@ def test_strides(device):
     near(here, there)
 
 
+def in_pages(heads: Heads, together: int, page: int = 8) -> list[torch.Tensor]:
+    """What operators take of the same heads in an engine's pool, `together` of them in a sequence's pages."""
+    sequences, pages = heads.heads // together, heads.capacity // page
+    table = torch.randperm(sequences * pages)
+
+    def pooled(x):  # [heads, capacity, ...] -> [pages, together, page, ...]
+        x = x.view(sequences, together, pages, page, *x.shape[2:]).transpose(1, 2).flatten(0, 1)
+        return torch.empty_like(x).index_copy_(0, table.to(x.device), x)
+
+    keys, values = torch.stack([pooled(heads.keys), pooled(heads.values)]).transpose(2, 3).contiguous()
+    columns = pooled(heads.columns.transpose(1, 2)).permute(0, 3, 1, 2)
+    numbers = torch.cat([pooled(heads.log_mass)[:, None], pooled(heads.position)[:, None].view(torch.float), columns], 1)
+    own = [x.clone() for x in (heads.length, heads.seen)]
+    table = table.int().view(sequences, pages).to(keys.device)
+    position = numbers[:, 1].view(torch.int32)
+    return [keys, values, numbers[:, 0], position, *own, numbers[:, 2:], heads.memory.clone(), table]
+
+
+@pytest.mark.parametrize("together", [1, HEADS])
+@pytest.mark.parametrize("policy", KERNELS)
+def test_pages(device, policy, together):
+    """The same bits wherever slots lie."""
+    here, queries = prompt(policy)
+    here = device.heads(here).heads
+    caches, options = (here.tensors, in_pages(here, together)), here.spec.options
+    for cache in caches:
+        device.ops.compress(policy, cache, device.tensor(queries), [BUDGET], **options)
+    for _ in range(4):
+        token = [device.tensor(rows(*x)) for x in ((HEADS, GROUP, DIM), (HEADS, DIM), (HEADS, DIM))]
+        assert torch.equal(*(device.ops.step(policy, cache, *token, [BUDGET], **options) for cache in caches))
+    for a, b in zip(caches[0][4:6], caches[1][4:6]):
+        assert torch.equal(a, b)
+    if policy == "h2o":
+        cache = [*caches[1][:8], caches[1][8][:, :0]]
+        with pytest.raises(RuntimeError, match="table: expected"):
+            device.ops.step(policy, cache, *token, [BUDGET], **options)
+        with pytest.raises(RuntimeError, match="no probabilities of a cache in pages"):
+            device.ops.attend(policy, caches[1], token[0], probabilities=True, **options)
+
+
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - set(KERNELS)))
 def test_policies_without_kernels_are_refused(device, policy):
     here, queries = prompt(policy)

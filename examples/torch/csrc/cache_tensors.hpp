@@ -27,16 +27,27 @@ struct tensor_shape {
 /// Where the keys, or the values, of heads lie: strides in bytes.
 struct tensor_rows {
   std::byte* data = nullptr;
-  std::ptrdiff_t head = 0, row = 0, element = 1;
+  std::ptrdiff_t head = 0, row = 0, element = 1, page = 0;
 
   kvmeld::head_rows of(index_t h) const { return {data + h * head, row, element}; }
 };
 
-/// Where the numbers of a cache lie. All but keys and values is contiguous.
+/// An engine's pages, on a GPU alone.
+struct page_tensors {
+  const index_t* table = nullptr;  ///< [sequences, pages]; null: no pages
+  index_t pages = 0;
+  index_t heads = 0;    ///< KV heads of a sequence
+  index_t slots = 0;    ///< of a page
+  index_t numbers = 0;  ///< page to page of log-mass, positions and columns
+  std::ptrdiff_t column = 0;
+};
+
+/// Where the numbers of a cache lie. All but keys and values is contiguous, or in pages.
 struct cache_tensors {
   tensor_shape shape;
   std::shared_ptr<const kvmeld::attention_spec> spec;  ///< heads point to it
   kvmeld::storage type = kvmeld::storage::f32;
+  page_tensors paged;
   tensor_rows keys, values;     ///< [heads, capacity, dim or value_dim]
   float* log_mass = nullptr;    ///< [heads, capacity]
   index_t* position = nullptr;  ///< [heads, capacity]

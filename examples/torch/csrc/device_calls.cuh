@@ -101,18 +101,24 @@ class device_kernels final : public device_calls {
     }
   }
 
-  static gpu::plane<Scalar> plane(const char* what, const tensor_rows& at, index_t dim) {
+  static gpu::plane<Scalar> plane(const char* what, const tensor_rows& at, index_t dim,
+                                  const page_tensors& pages) {
     constexpr auto size = static_cast<std::ptrdiff_t>(sizeof(Scalar));
     kvmeld::expects(at.element == size || dim == 1, what,
                     ": expected rows [dim] with an element stride of 1 on a GPU, got ",
                     at.element / size);
-    return {reinterpret_cast<Scalar*>(at.data), at.head / size, at.row / size};
+    gpu::plane<Scalar> x{reinterpret_cast<Scalar*>(at.data), at.head / size, at.row / size};
+    if (pages.table != nullptr) {
+      x.heads = pages.heads, x.table = pages.table, x.pages = pages.pages;
+      x.slots = pages.slots, x.page = at.page / size;
+    }
+    return x;
   }
 
   static gpu::cache_view<Scalar> view(const device_call& call) {
     const cache_tensors& at = call.cache;
-    gpu::cache_view<Scalar> x{plane("keys", at.keys, at.shape.dim),
-                              plane("values", at.values, at.shape.dim),
+    gpu::cache_view<Scalar> x{plane("keys", at.keys, at.shape.dim, at.paged),
+                              plane("values", at.values, at.shape.dim, at.paged),
                               at.log_mass,
                               at.position,
                               at.length,
@@ -123,6 +129,7 @@ class device_kernels final : public device_calls {
                               at.shape.group,
                               at.spec->scale,
                               at.spec.get()};
+    x.slot_page = at.paged.numbers;
     return call.active == nullptr ? x : x.with_active(call.active, call.active_count);
   }
 
@@ -139,7 +146,8 @@ class device_kernels final : public device_calls {
     kvmeld::expects(floats <= static_cast<std::size_t>(at.memory_row), Policy::name(),
                     ": expected memory of at least ", floats, " floats per head, got ",
                     at.memory_row);
-    x.columns = at.columns, x.column_stride = at.shape.capacity;
+    const bool pages = at.paged.table != nullptr;
+    x.columns = at.columns, x.column_stride = pages ? at.paged.column : at.shape.capacity;
     x.head_stride = std::ptrdiff_t{at.column_count} * at.shape.capacity;
     if (x.head_stride == 0) {
       x.head_stride = at.shape.capacity;

@@ -105,7 +105,7 @@ class device_work {
     const auto same = [&](const kvmeld::budget& x) {
       return x.slots == host[0].slots && x.trigger == host[0].trigger;
     };
-    return {host, std::ranges::all_of(host, same) ? nullptr : read<budget>(host)};
+    return {host, std::ranges::all_of(host, same) ? nullptr : read<kvmeld::budget>(host)};
   }
 
  private:
@@ -229,6 +229,9 @@ std::tuple<Tensor, Tensor, Tensor> attend(const text& policy, TensorList cache, 
     const auto& p = policy_of(policy);
     device_work work(cache, {group, scale, terms}, {});
     const auto& s = work.shape();
+    kvmeld::expects(kvmeld::errc::unsupported,
+                    !probabilities || work.call().cache.paged.table == nullptr,
+                    "attend: expected no probabilities of a cache in pages, got them asked for");
     const Tensor query = work.rows("q", q, {s.heads, s.group, s.dim});
     Tensor out = at::empty({s.heads, s.group, s.value_dim}, work.of(work.dtype()));
     Tensor log_sum_exp = at::empty({s.heads, s.group}, work.of(at::kFloat));

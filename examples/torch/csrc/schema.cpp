@@ -55,8 +55,12 @@ std::vector<double> initial_columns(const text& policy) {
 }  // namespace
 
 void declare(torch::Library& m) {
-  // `cache`: keys, values, log_mass, position, length, seen, columns, memory, measured.
-  // `terms`: what a model's attention has beside group and scale (`read_terms`), on the CPU.
+  // `cache`: keys, values, log_mass, position, length, seen, columns, memory, measured. On a GPU in
+  // an engine's pages too: keys and values [pages, slots, heads, dim] and, in pages that lie
+  // equally far apart, log_mass and position [pages, heads, slots], columns [pages, columns, heads,
+  // slots]; length, seen and memory for the heads of all sequences; and for measured the table
+  // [sequences, pages of each] in int32. `terms`: what a model's attention has beside group and
+  // scale (`read_terms`), on the CPU.
   m.def(
       "compress(str policy, Tensor(a!)[] cache, Tensor? queries, int[] budget, *, int[] "
       "trigger=[], Tensor? positions=None, int group=1, float scale=0., Tensor? terms=None) -> ()");

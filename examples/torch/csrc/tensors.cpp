@@ -3,7 +3,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include <algorithm>  // std::ranges::sort
+#include <algorithm>  // std::ranges::copy, std::ranges::sort
 #include <array>
 #include <string>
 
@@ -48,12 +48,14 @@ kvmeld::storage storage_in(const char* what, const at::Tensor& x) {
   return type == at::kFloat ? storage::f32 : type == at::kHalf ? storage::f16 : storage::bf16;
 }
 
-/// `[heads, capacity, dim]` of any strides, but no two elements in one place.
+/// `[heads, capacity, dim]` or `[pages, slots, heads, dim]` of any strides, but no two elements in
+/// one place.
 tensor_rows layout_of(const char* what, const at::Tensor& x) {
-  std::array<std::size_t, 3> axis = {0, 1, 2};
-  std::ranges::sort(axis, {}, [&](std::size_t i) { return x.strides()[i]; });
+  std::array<std::size_t, 4> axis = {0, 1, 2, 3};
+  const auto axes = std::span(axis).first(static_cast<std::size_t>(x.dim()));
+  std::ranges::sort(axes, {}, [&](std::size_t i) { return x.strides()[i]; });
   std::int64_t reach = 1;
-  for (const std::size_t i : axis) {
+  for (const std::size_t i : axes) {
     if (x.sizes()[i] > 1 && x.strides()[i] < reach) {
       expects(false, what, ": expected strides that do not overlap, got ", text_of(x.strides()),
               " for ", text_of(x.sizes()));
@@ -61,8 +63,9 @@ tensor_rows layout_of(const char* what, const at::Tensor& x) {
     reach += (x.sizes()[i] - 1) * x.strides()[i];
   }
   const auto size = static_cast<std::int64_t>(x.element_size());
-  return {static_cast<std::byte*>(x.data_ptr()), x.stride(0) * size, x.stride(1) * size,
-          x.stride(2) * size};
+  const bool paged = x.dim() == 4;
+  return {static_cast<std::byte*>(x.data_ptr()), x.stride(paged ? 2 : 0) * size, x.stride(1) * size,
+          x.stride(-1) * size, paged ? x.stride(0) * size : 0};
 }
 
 /// Messages are put together where a call is refused alone: a decode step checks thirty things.
@@ -88,6 +91,38 @@ index_t index_of(const char* what, std::int64_t x, std::int64_t least) {
   return static_cast<index_t>(x);
 }
 
+/// Numbers of slots `[pages, ..., heads of a sequence, slots of a page]`, each page's dense but for
+/// columns, all as many numbers apart.
+template <class T>
+T* paged_data(at::Device device, const char* what, const at::Tensor& x, at::ScalarType type,
+              at::IntArrayRef sizes, const page_tensors& pages) {
+  expect_on(device, what, x);
+  expect_sizes(what, x, sizes);
+  expect_type(what, x, type);
+  if (x.numel() > 0 &&
+      (x.stride(0) != pages.numbers || x.stride(-1) != 1 || x.stride(-2) != pages.slots)) {
+    expects(false, what, ": expected pages ", pages.numbers, " numbers apart of heads ",
+            pages.slots, " apart, got strides ", text_of(x.strides()));
+  }
+  return static_cast<T*>(x.data_ptr());
+}
+
+/// How the pages of keys `[pages, slots, heads of a sequence, dim]` are found.
+page_tensors pages_of(at::Device device, const at::Tensor& keys, const at::Tensor& table,
+                      const at::Tensor& log_mass, const at::Tensor& length) {
+  if (table.dim() != 2 || log_mass.dim() != 3 || length.dim() != 1 ||
+      length.size(0) != table.size(0) * keys.size(2)) {
+    expects(false, "table: expected [sequences, pages] and lengths of ", keys.size(2),
+            " heads of each sequence, got ", text_of(table.sizes()), " and ",
+            text_of(length.sizes()));
+  }
+  return {.table = data_of<index_t>(device, "table", table, at::kInt, table.sizes()),
+          .pages = index_of("table", table.size(1), 1),
+          .heads = index_of("heads", keys.size(2), 1),
+          .slots = index_of("slots", keys.size(1), 1),
+          .numbers = index_of("log_mass", log_mass.stride(0), 1)};
+}
+
 }  // namespace
 
 cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Device device) {
@@ -99,17 +134,27 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
                                 std::pair<const char*, const at::Tensor&>{"values", values}}) {
     expect_on(device, what, x);
     out.type = storage_in(what, x);
-    if (x.dim() != 3) {
+    if (x.dim() != 3 && x.dim() != 4) {
       expects(false, what, ": expected [heads, capacity, dim], got ", text_of(x.sizes()));
     }
   }
+  const bool paged = keys.dim() == 4;
   expect_type("values", values, keys.scalar_type());
-  expect_sizes("values", values, {keys.size(0), keys.size(1), values.size(2)});
-  const std::int64_t heads = keys.size(0), capacity = keys.size(1);
+  std::array<std::int64_t, 4> sizes = {};
+  const auto axes = static_cast<std::size_t>(keys.dim());
+  std::ranges::copy(keys.sizes(), sizes.begin());
+  sizes[axes - 1] = values.size(-1);
+  expect_sizes("values", values, {sizes.data(), axes});
+  page_tensors& pages = out.paged;
+  if (paged) {
+    pages = pages_of(device, keys, at(part::measured), at(part::log_mass), at(part::length));
+  }
+  const std::int64_t heads = paged ? at(part::length).size(0) : keys.size(0),
+                     capacity = paged ? std::int64_t{pages.pages} * pages.slots : keys.size(1);
   out.shape = {.heads = index_of("heads", heads, 1),
                .group = index_of("group", model.group, 1),
-               .dim = index_of("dim", keys.size(2), 1),
-               .value_dim = index_of("dim", values.size(2), 1),
+               .dim = index_of("dim", keys.size(-1), 1),
+               .value_dim = index_of("dim", values.size(-1), 1),
                .capacity = index_of("capacity", capacity, 1)};
   kvmeld::attention_spec spec{.kv_heads = out.shape.heads,
                               .group = out.shape.group,
@@ -124,19 +169,27 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
   }
   out.spec = std::make_shared<const kvmeld::attention_spec>(spec.checked());
   out.keys = layout_of("keys", keys), out.values = layout_of("values", values);
-  out.log_mass =
-      data_of<float>(device, "log_mass", at(part::log_mass), at::kFloat, {heads, capacity});
-  out.position =
-      data_of<index_t>(device, "position", at(part::position), at::kInt, {heads, capacity});
+  const at::Tensor &log_mass = at(part::log_mass), &position = at(part::position);
+  const std::int64_t of_page[] = {keys.size(0), pages.heads, pages.slots};
+  out.log_mass = paged
+                     ? paged_data<float>(device, "log_mass", log_mass, at::kFloat, of_page, pages)
+                     : data_of<float>(device, "log_mass", log_mass, at::kFloat, {heads, capacity});
+  out.position = paged
+                     ? paged_data<index_t>(device, "position", position, at::kInt, of_page, pages)
+                     : data_of<index_t>(device, "position", position, at::kInt, {heads, capacity});
   out.length = data_of<index_t>(device, "length", at(part::length), at::kInt, {heads});
   out.seen = data_of<index_t>(device, "seen", at(part::seen), at::kInt, {heads});
   const at::Tensor &columns = at(part::columns), &memory = at(part::memory);
-  if (columns.dim() != 3) {
+  if (columns.dim() != (paged ? 4 : 3)) {
     expects(false, "columns: expected [heads, columns, capacity], got ", text_of(columns.sizes()));
   }
   out.column_count = index_of("columns", columns.size(1), 0);
   out.columns =
-      data_of<float>(device, "columns", columns, at::kFloat, {heads, columns.size(1), capacity});
+      paged ? paged_data<float>(device, "columns", columns, at::kFloat,
+                                {keys.size(0), columns.size(1), pages.heads, pages.slots}, pages)
+            : data_of<float>(device, "columns", columns, at::kFloat,
+                             {heads, columns.size(1), capacity});
+  pages.column = columns.stride(1);
   if (memory.dim() != 2) {
     expects(false, "memory: expected [heads, floats], got ", text_of(memory.sizes()));
   }
@@ -146,12 +199,16 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
       "memory: expected rows of whole cache lines (", line, " floats), got ", memory.size(1));
   out.memory = data_of<float>(device, "memory", memory, at::kFloat, {heads, memory.size(1)});
   out.memory_row = memory.size(1);
-  out.measured =
-      data_of<std::int64_t>(device, "measured", at(part::measured), at::kLong, {heads, 3});
+  if (!paged) {
+    out.measured =
+        data_of<std::int64_t>(device, "measured", at(part::measured), at::kLong, {heads, 3});
+  }
   return out;
 }
 
 tensor_cache cache_of(at::TensorList cache, const model_shape& model) {
+  expects(cache.empty() || cache[0].dim() != 4,
+          "keys: expected [heads, capacity, dim] on the CPU, got pages");
   return tensor_cache(tensors_of(cache, model, at::kCPU));
 }
 

@@ -11,7 +11,7 @@
 
 namespace kvmeld_torch {
 
-/// Where in the list `cache` which tensor is.
+/// Where in the list `cache` which tensor is; in pages the last is their table.
 enum class part { keys, values, log_mass, position, length, seen, columns, memory, measured };
 inline constexpr std::size_t parts = 9;
 
