@@ -143,6 +143,21 @@ def test_budgets_of_heads_and_some_heads(device):
     near(here, there)
 
 
+def test_places_are_read_on_the_device(device):
+    here, queries = prompt("h2o")
+    there = device.heads(here)
+    for heads in (here, there):
+        heads.compress(queries, BUDGET)
+    token = [rows(2, GROUP, DIM), rows(2, DIM), rows(2, DIM)]
+    call = ["h2o", there.heads.tensors, *map(device.tensor, token), [BUDGET]]
+    places = {"places": device.tensor(torch.tensor([2, -1]).int())} | there.heads.spec.options
+    out = here.step(*(x[:1] for x in token), [BUDGET], heads=[2]), device.ops.step(*call, **places)[:1].cpu()
+    torch.testing.assert_close(*out, atol=2e-5, rtol=2e-5)
+    near(here, there)
+    with pytest.raises(RuntimeError, match="expected heads or places, got both"):
+        device.ops.step(*call, heads=[0, 1], **places)
+
+
 @pytest.mark.parametrize("policy", ["h2o", "snapkv:window=8", "fold", "zsmerge"])
 def test_a_prompt_in_chunks(device, policy):
     here, queries = prompt(policy)

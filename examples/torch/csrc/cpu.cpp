@@ -97,8 +97,9 @@ void observe_step(const text& policy, TensorList cache, const Tensor& probabilit
 
 Tensor step(const text& policy, TensorList cache, const Tensor& q, const Tensor& k, const Tensor& v,
             ints budget, ints trigger, maybe_heads heads, std::int64_t group, double scale,
-            const maybe& terms) {
+            const maybe& terms, const maybe& places) {
   return guarded([&] {
+    kvmeld::expects(!places, "step: expected heads on the CPU, got places");
     const auto& p = policy_of(policy);
     const tensor_cache kv = cache_of(cache, {group, scale, terms});
     const auto& s = kv.tensors().shape;

@@ -62,7 +62,8 @@ Tensor kept_on(at::Device device, void* stream, std::span<const T> x) {
 /// Of one call: its heads, its stream, its memory.
 class device_work {
  public:
-  device_work(TensorList cache, const model_shape& model, const maybe_heads& heads)
+  device_work(TensorList cache, const model_shape& model, const maybe_heads& heads,
+              const maybe_tensor& places = {})
       : device_(device_of(cache)), guard_(device_), stream_(current_stream(device_)) {
     call_.cache = tensors_of(cache, model, device_);
     call_.stream = stream_;
@@ -71,6 +72,9 @@ class device_work {
     if (listed) {
       call_.active = read<index_t>(*listed);
       call_.active_count = count_;
+    } else if (places) {
+      call_.active = places_of(*places, device_);
+      call_.active_count = count_ = static_cast<index_t>(places->numel());
     }
   }
 
@@ -191,10 +195,11 @@ void compress(const text& policy, TensorList cache, const maybe_tensor& queries,
 
 Tensor step(const text& policy, TensorList cache, const Tensor& q, const Tensor& k, const Tensor& v,
             ints budget, ints trigger, maybe_heads heads, std::int64_t group, double scale,
-            const maybe_tensor& terms) {
+            const maybe_tensor& terms, const maybe_tensor& places) {
   return guarded([&] {
+    kvmeld::expects(!heads || !places, "step: expected heads or places, got both");
     const auto& p = policy_of(policy);
-    device_work work(cache, {group, scale, terms}, heads);
+    device_work work(cache, {group, scale, terms}, heads, places);
     const auto& s = work.shape();
     const std::int64_t count = work.count();
     const Tensor query = work.rows("q", q, {count, s.group, s.dim}),

@@ -60,7 +60,8 @@ void declare(torch::Library& m) {
   // equally far apart, log_mass and position [pages, heads, slots], columns [pages, columns, heads,
   // slots]; length, seen and memory for the heads of all sequences; and for measured the table
   // [sequences, pages of each] in int32. `terms`: what a model's attention has beside group and
-  // scale (`read_terms`), on the CPU.
+  // scale (`read_terms`), on the CPU. `places`: heads in int32 on a GPU, -1 for none, which a graph
+  // reads when it is replayed.
   m.def(
       "compress(str policy, Tensor(a!)[] cache, Tensor? queries, int[] budget, *, int[] "
       "trigger=[], Tensor? positions=None, int group=1, float scale=0., Tensor? terms=None) -> ()");
@@ -74,8 +75,8 @@ void declare(torch::Library& m) {
       "-> ()");
   m.def(
       "step(str policy, Tensor(a!)[] cache, Tensor q, Tensor k, Tensor v, int[] budget, *, "
-      "int[] trigger=[], int[]? heads=None, int group=1, float scale=0., Tensor? terms=None) -> "
-      "Tensor");
+      "int[] trigger=[], int[]? heads=None, int group=1, float scale=0., Tensor? terms=None, "
+      "Tensor? places=None) -> Tensor");
   m.def(
       "attend(str policy, Tensor[] cache, Tensor q, *, bool probabilities=False, int group=1, "
       "float scale=0., Tensor? terms=None) -> (Tensor, Tensor, Tensor)");

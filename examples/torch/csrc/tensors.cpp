@@ -251,6 +251,10 @@ void expect_rows(const char* what, const at::Tensor& x, at::IntArrayRef sizes, a
   storage_in(what, x);
 }
 
+const index_t* places_of(const at::Tensor& x, at::Device device) {
+  return data_of<index_t>(device, "places", x, at::kInt, {x.numel()});
+}
+
 const float* floats_of(const char* what, const at::Tensor& x, at::IntArrayRef sizes) {
   return data_of<float>(at::kCPU, what, x, at::kFloat, sizes);
 }

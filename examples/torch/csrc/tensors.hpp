@@ -53,6 +53,8 @@ auto guarded(F f) {
 
 /// `x` of these sizes and of one of the cache's dtypes, contiguous; refused otherwise.
 void expect_rows(const char* what, const at::Tensor& x, at::IntArrayRef sizes, at::Device device);
+/// Of numbers of heads, on that device.
+const index_t* places_of(const at::Tensor& x, at::Device device);
 /// Of floats, on the CPU.
 const float* floats_of(const char* what, const at::Tensor& x, at::IntArrayRef sizes);
 /// The numbers of such a tensor.

@@ -53,7 +53,7 @@ def _observe_step(policy, cache, probabilities, log_sum_exp=None, query=None, **
 @torch.library.register_fake("kvmeld::step")
 def _step(policy, cache, q, k, v, budget, **_):
     _same_device(*cache, q, k, v)
-    return q.new_empty(*q.shape[:2], cache[1].shape[2], dtype=_written(cache))
+    return q.new_empty(*q.shape[:2], cache[1].shape[-1], dtype=_written(cache))
 
 
 @torch.library.register_fake("kvmeld::attend")
@@ -62,7 +62,7 @@ def _attend(policy, cache, q, *, probabilities=False, **_):
     heads, group, _dim = q.shape
     slots = cache[0].shape[1] if probabilities else 0
     sizes = [(heads, group), (heads, group, slots)]
-    out = q.new_empty(heads, group, cache[1].shape[2], dtype=_written(cache))
+    out = q.new_empty(heads, group, cache[1].shape[-1], dtype=_written(cache))
     return out, *(q.new_empty(x, dtype=torch.float32) for x in sizes)
 
 
