@@ -35,6 +35,13 @@ TEST_CASE("attention takes every dim, group, scalar and layout") {
                                    {67, group % 5}, seed);
     });
   }
+  for (const index_t group : {17, 128}) {  // beyond a block's: of few splits, and of fewer
+    const cache_case c{.heads = 1, .capacity = 2049, .dim = 16, .group = group, .sinks = true};
+    check_attention<half>(rule, c, {2049}, seed++);
+    check_attention<float>(rule, c, {300}, seed++);
+    check_attention<bfloat16>(no_rule{}, {.capacity = 90, .dim = 72, .group = group}, {90, 9},
+                              seed++);
+  }
   for (const index_t group : {1, 2, 4, 8}) {  // two loads a row
     check_attention<float>(rule, {.heads = 1, .capacity = 70, .dim = 256, .group = group}, {67},
                            seed++);

@@ -213,6 +213,7 @@ TEST_CASE("column sums on tensor cores take every group, in tiles and in parts")
        {129, 130, 33});
   both({.heads = 3, .capacity = 60, .dim = 40, .group = 2}, {.count = 20, .active = {2, 0}},
        {60, 47, 33});
+  both({.heads = 1, .capacity = 60, .dim = 40, .group = 40}, {.count = 20}, {60});
   CHECK(detail::column_parts(257, 256, 4096) == 1);
 }
 

@@ -80,6 +80,9 @@ TEST_CASE("kernels refuse by name what they do not compute", "[errors]") {
   refuses(oldest{}, "soft_cap and sink_logits, 0 and some, got 0 and none");
   kv.sink_logits = &x;
   refuses_terms("sink_logits");
+  spec.sink_logits = {}, kv.sink_logits = nullptr;
+  spec.group = kv.group = 17;
+  refuses_terms("group above 16");
   kv.soft_cap = {30, 2 * kv.scale};
   CHECK_THROWS_WITH(attend(kv, &x, &x, nullptr, {}, kvmeld::cuda::order()),
                     Catch::Contains("expected a soft_cap above 0 with the cache's scale, got 30"));

@@ -54,6 +54,14 @@ TEST_CASE("step: soft caps and sinks") {
   check(zsmerge{}, 213);
 }
 
+TEST_CASE("step: groups beyond a block's") {
+  const cache_case c{.capacity = 33, .dim = 32, .group = 35};
+  check_steps<float>(h2o{}, c, 30, {32}, 4, data::integers, 1e-5, 220);
+  check_steps<Eigen::half>(h2o{}, c, 30, {32}, 4, data::integers, 1e-3, 221);
+  check_steps<float>(h2o{}, c, 30, {32}, 4, data::integers, 1e-5, 222, 0, attends::engine);
+  check_steps<float>(snapkv{.window = 8}, c, 30, {32}, 4, data::integers, 1e-5, 223);
+}
+
 TEST_CASE("step: several slots leave now and then") {
   const cache_case c{.heads = 3, .capacity = 41, .dim = 32, .group = 2};
   check_steps<float>(h2o{}, c, 30, {24, 37}, 40, data::integers, 1e-5, 71);

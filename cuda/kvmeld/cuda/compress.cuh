@@ -18,7 +18,7 @@ template <class Policy, class Scalar, budgets Budgets = budget>
 void compress(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
               const query_rows<row_number<Scalar>>& queries, const Budgets& limits,
               workspace memory, stream stream) {
-  check(cache), check(queries, 0, "cuda compress");
+  check(cache), check(queries, 0, cache.group, "cuda compress");
   const auto rule = detail::rule_of(policy, cache);
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;

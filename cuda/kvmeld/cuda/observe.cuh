@@ -16,7 +16,7 @@ namespace kvmeld::cuda {
 template <class Policy, class Scalar>
 void observe(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
              const query_rows<row_number<Scalar>>& queries, workspace memory, stream stream) {
-  check(cache), check(queries, 1, "cuda observe");
+  check(cache), check(queries, 1, cache.group, "cuda observe");
   const auto rule = detail::rule_of(policy, cache);
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;

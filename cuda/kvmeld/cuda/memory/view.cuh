@@ -53,7 +53,7 @@ struct cache_view {
   index_t heads = 0;
   index_t capacity = 0;
   index_t dim = 0;    ///< 1 to 256
-  index_t group = 1;  ///< 1 to 16 query heads share a KV head
+  index_t group = 1;  ///< 1 to 128 query heads share a KV head
   float scale = 1;    ///< logit = scale · q·k + log-mass
   /// What the model computes in the layer, for policies that ask it. On the host, checked, alive as
   /// long as calls are made. Null: a model without rotation.
@@ -136,10 +136,13 @@ struct cache_view {
   bool aligned() const { return keys.aligned() && values.aligned(); }
 };
 
-inline constexpr index_t max_dim = 256, max_group = 16, max_columns = 5;
+inline constexpr index_t max_dim = 256, max_group = 128, max_columns = 5;
+/// Query heads that a block takes, at most: larger groups take several, each of which reads K and
+/// V.
+inline constexpr index_t group_block = 16;
 /// A grid has at most 65,535 blocks along y and z, and a block takes at least 8 slots, or 64
 /// queries of a group.
-inline constexpr index_t max_capacity = 65535 * 8, max_queries = 65535 * 64 / max_group;
+inline constexpr index_t max_capacity = 65535 * 8, max_queries = 65535 * 64 / group_block;
 
 /// Rows that a step's attention compares with all others: a right side of the tensor cores.
 inline constexpr index_t compared_rows = 8;

@@ -3,8 +3,9 @@
 /// the next.
 #pragma once
 
-#include <cstddef>  // std::size_t
-#include <cstdint>  // std::int64_t
+#include <algorithm>  // std::min
+#include <cstddef>    // std::size_t
+#include <cstdint>    // std::int64_t
 
 #include "kvmeld/cuda/memory/column_memory.cuh"
 #include "kvmeld/cuda/memory/plan_memory.cuh"
@@ -14,6 +15,10 @@ namespace kvmeld::cuda {
 namespace detail {
 
 inline constexpr index_t most_splits = 128;
+/// Of a group so large that `combined_splits` holds the numbers of fewer.
+constexpr index_t most_splits_of(index_t group) {
+  return group <= group_block ? most_splits : group_block * (most_splits + 2) / group - 2;
+}
 
 /// What the first launch writes for the second. What is large is of the heads that a call runs, by
 /// place (`[places]`).
@@ -106,7 +111,8 @@ inline std::size_t most_parts(index_t heads, index_t capacity, index_t splits,
 
 inline void allocate(partial_attention& p, workspace_allocator& from, const work_shape& shape) {
   const index_t at_once = attention_blocks();
-  p.splits = splits_of(shape.active, shape.capacity, at_once);
+  p.splits =
+      std::min(splits_of(shape.active, shape.capacity, at_once), most_splits_of(shape.group));
   p.tiles = (shape.capacity + slots_a_tile - 1) / slots_a_tile;
   p.near_tiles = (shape.capacity + slots_a_near_tile - 1) / slots_a_near_tile;
   const auto all = shape.all_heads(), places = static_cast<std::size_t>(shape.active),

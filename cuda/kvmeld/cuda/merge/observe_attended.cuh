@@ -24,7 +24,7 @@ template <class Scalar>
 struct step_logits {
   static constexpr index_t threads = 128, width = vector_16<Scalar>::size, heads = 4;
   struct shared_memory {
-    shared_array<float, max_group * max_dim> queries;
+    shared_array<float, group_block * max_dim> queries;
   };
 
   cache_view<Scalar> cache;
@@ -32,12 +32,12 @@ struct step_logits {
   partial_attention to;
   bool aligned;
 
-  /// Grid: heads, shares of the slots.
+  /// Grid: heads, shares of the slots, blocks of query heads.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
     let_next_start();
     const index_t h = cache.head(), cached = cache.length[h], group = cache.group;
-    const index_t place = place_of_block(), share = block_y();
-    if (share == 0 && thread_index() < group) {
+    const index_t place = place_of_block(), share = block_y(), g0 = block_z() * group_block;
+    if (share == 0 && g0 == 0 && thread_index() < group) {
       const index_t g = place * group + thread_index();
       to.tickets[h] = 0, to.max[g] = from.log_sum_exp[g], to.sum[g] = 1;
     }
@@ -45,15 +45,16 @@ struct step_logits {
       return;
     }
     const index_t pitch = (cache.dim + width - 1) / width * width;
-    for (index_t e = thread_index(); e < group * pitch; e += threads) {
+    const index_t own_group = group - g0 < group_block ? group - g0 : group_block;
+    for (index_t e = thread_index(); e < own_group * pitch; e += threads) {
       const index_t g = e / pitch, i = e % pitch;
-      const std::ptrdiff_t row = (std::ptrdiff_t{place} * group + g) * cache.dim;
+      const std::ptrdiff_t row = (std::ptrdiff_t{place} * group + g0 + g) * cache.dim;
       shared.queries[e] = i < cache.dim ? to_float(from.queries[row + i]) : 0.0F;
     }
     sync_block();
     const slot_tile own = slot_tile::of(share, grid_y(), cached < cache.capacity ? cached + 1 : 0);
     sweep_tile<Scalar, threads>(own, cache.dim, [&](const tile_rows& rows) {
-      for (index_t g = 0; g < group; g += heads) {
+      for (index_t g = g0; g < g0 + own_group; g += heads) {
         write(shared, rows, h, cached, g, pitch);
       }
     });
@@ -74,7 +75,7 @@ struct step_logits {
         k[u] = load_row(keys.at(s < rows.end ? s : rows.base), i, cache.dim, aligned);
       }
       unrolled<width / 4, heads>([&](index_t j, index_t r) {
-        const index_t first = (g + r < cache.group ? g + r : g) * pitch + i;
+        const index_t first = (g + r < cache.group ? g + r : g) % group_block * pitch + i;
         const auto q = shared.queries.vector(first + 4 * j);
         unrolled<many, 4>(
             [&](index_t u, index_t e) { dot[u][r] += q[e] * to_float(k[u][4 * j + e]); });
@@ -100,7 +101,9 @@ void observe_attended(const Rule& rule, const cache_view<Scalar>& cache, const s
   const auto shares = static_cast<unsigned>(partial.splits);
   partial.logits = Rule::observes ? partial.logits : nullptr, partial.splits = 1;
   launch(step_logits<Scalar>{cache, attended, partial, cache.aligned()},
-         {cache.blocks(), Rule::observes ? shares : 1U}, stream);
+         Rule::observes ? extent{cache.blocks(), shares, blocks_of(cache.group, group_block)}
+                        : extent{cache.blocks()},
+         stream);
   launch_early(
       observe_and_remove<Scalar, Rule>{cache, state, partial, rule, options, attended.queries,
                                        nullptr, nullptr, cache.aligned()},

@@ -144,7 +144,7 @@ struct observe_slots {
   KVMELD_DEVICE const float* logits_of(index_t s) const { return from.logits_of(cache, s); }
   template <class Softmax>
   KVMELD_DEVICE static float probability(Softmax& softmax, index_t g, float l) {
-    return exp2_approx((l - softmax.max[g]) * log2_e) * softmax.inverse[g];
+    return exp2_approx((l - softmax.max(g)) * log2_e) * softmax.inverse(g);
   }
 
   /// Each slot's probabilities, or the exp of its logits, as one number, four query heads at once.

@@ -81,6 +81,7 @@ auto rule_of(const Policy& policy, const cache_view<Scalar>& cache) {
   if constexpr (requires { rule_type::plain_attention; }) {
     expect_no("soft_cap", cache.soft_cap.cap != 0, Policy::name());
     expect_no("sink_logits", cache.sink_logits != nullptr, Policy::name());
+    expect_no("group above 16", cache.group > group_block, Policy::name());
   }
   if (cache.spec == nullptr) {
     return device_policy<Policy>::rule(

@@ -35,9 +35,7 @@ struct attend_rows {
     const index_t rows = 32 / lanes;  // of a warp's load
     const slot_share share = call.share(warps * rows * unroll);
     const index_t h = share.head, g0 = block_z() * Heads;
-    if (g0 == 0) {
-      call.clear_ticket(share);
-    }
+    call.clear_ticket(share, g0);
     const index_t first = lane() % lanes * width;
     const auto keys = cache.keys.of(h), values = cache.values.of(h);
     [[maybe_unused]] row_vector<Scalar> new_key, new_value;
@@ -208,8 +206,10 @@ void attend_on_tiles(const attention_call<Scalar, Masses>& call, stream stream) 
     if (call.cache.group <= 8) {
       launch(attend_tiles<Scalar, decltype(depth)::value, 1, Masses, Compared>{call}, blocks,
              stream);
-    } else {
-      launch(attend_tiles<Scalar, decltype(depth)::value, 2, Masses, Compared>{call}, blocks,
+      return;
+    }
+    for (index_t g = 0; g < call.cache.group; g += group_block) {
+      launch(attend_tiles<Scalar, decltype(depth)::value, 2, Masses, Compared>{call, g}, blocks,
              stream);
     }
   });

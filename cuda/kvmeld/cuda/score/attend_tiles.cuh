@@ -50,6 +50,7 @@ struct attend_tiles {
   };
 
   attention_call<Scalar, Masses> call;
+  index_t first_query = 0;  // of a launch's, where a group has more than it holds
 
   /// Grid: heads, splits.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
@@ -73,7 +74,8 @@ struct attend_tiles {
       load(shared.tiles.first, ring + i * 2 * tile, keys, values, end, first + i * turn);
     }
     meanwhile();
-    call.clear_ticket(share);
+    const index_t g0 = first_of_group();
+    call.clear_ticket(share, g0);
     unsigned q[Eights][Depth / 16][2];
     load_queries(q);
 
@@ -84,9 +86,9 @@ struct attend_tiles {
       max[t][0] = max[t][1] = lowest_score, sum[t][0] = sum[t][1] = 0;
     }
     if (share.has_new() && warp() == 0) {
-      attend_new_token<Depth, Eights>(call, share, q, out, max, sum);
+      attend_new_token<Depth, Eights>(call, share, g0, q, out, max, sum);
     }
-    if (share.has_new() && warp() == 1) {
+    if (share.has_new() && warp() == 1 && g0 == 0) {
       call.append(share, true);
     }
     const auto mass_of = [&](index_t s0) {  // of a slot a lane
@@ -161,13 +163,15 @@ struct attend_tiles {
     }
     sync_block();
     call.template combine_warps<warps, queries, pitch>(shared.max, shared.sum, shared.tiles.then,
-                                                       share, 0);
+                                                       share, g0);
     if constexpr (compared::compares) {
       write_best_of_warps<warps>(shared.best, call.to.nearest_of(share.split));
     }
   }
 
  private:
+  KVMELD_DEVICE index_t first_of_group() const { return Eights > 1 ? first_query : 0; }
+
   /// Starts to copy K and V of 16 slots, zeros where there is none.
   KVMELD_DEVICE void load(tile_array& to, index_t at, const head_rows<Scalar>& keys,
                           const head_rows<Scalar>& values, index_t end, index_t s0) const {
@@ -180,18 +184,10 @@ struct attend_tiles {
 
   /// The queries as the tensor cores' right side.
   KVMELD_DEVICE void load_queries(unsigned (&q)[Eights][Depth / 16][2]) const {
-    KVMELD_UNROLL
-    for (index_t t = 0; t < Eights; ++t) {
-      KVMELD_UNROLL
-      for (index_t d = 0; d < Depth / 16; ++d) {
-        KVMELD_UNROLL
-        for (index_t j = 0; j < 2; ++j) {
-          const index_t g = t * 8 + lane() / 4, i = d * 16 + j * 8 + lane() % 4 * 2;
-          q[t][d][j] =
-              g < call.cache.group && i < call.cache.dim ? load_pair(call.query(g) + i) : 0U;
-        }
-      }
-    }
+    unrolled<Eights, Depth / 16, 2>([&](index_t t, index_t d, index_t j) {
+      const index_t g = first_of_group() + t * 8 + lane() / 4, i = d * 16 + j * 8 + lane() % 4 * 2;
+      q[t][d][j] = g < call.cache.group && i < call.cache.dim ? load_pair(call.query(g) + i) : 0U;
+    });
   }
 
   /// `x`: of slots lane / 4 (elements 0 and 1) and 8 further on.
@@ -221,7 +217,7 @@ struct attend_tiles {
     for (index_t t = 0; t < Eights; ++t) {
       KVMELD_UNROLL
       for (index_t j = 0; j < 2; ++j) {
-        const index_t s = s0 + lane() / 4 + 8 * j, g = t * 8 + lane() % 4 * 2;
+        const index_t s = s0 + lane() / 4 + 8 * j, g = first_of_group() + t * 8 + lane() % 4 * 2;
         float observed[2] = {};
         KVMELD_UNROLL
         for (index_t i = 0; i < 2; ++i) {

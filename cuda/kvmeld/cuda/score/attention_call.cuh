@@ -99,8 +99,8 @@ struct attention_call {
   }
 
   /// For the next launch, whatever the workspace held.
-  KVMELD_DEVICE void clear_ticket(const slot_share& share) const {
-    if (share.split == 0 && thread_index() == 0) {
+  KVMELD_DEVICE void clear_ticket(const slot_share& share, index_t g0) const {
+    if (g0 == 0 && share.split == 0 && thread_index() == 0) {
       to.tickets[share.head] = 0;
     }
   }
@@ -176,7 +176,7 @@ namespace kvmeld::cuda::detail {
 /// eight.
 template <index_t Depth, index_t Eights, class Scalar, class Masses>
 KVMELD_DEVICE void attend_new_token(const attention_call<Scalar, Masses>& call,
-                                    const slot_share& share,
+                                    const slot_share& share, index_t g0,
                                     const unsigned (&q)[Eights][Depth / 16][2],
                                     float (&out)[Depth / 16][Eights][4], float (&max)[Eights][2],
                                     float (&sum)[Eights][2]) {
@@ -201,7 +201,7 @@ KVMELD_DEVICE void attend_new_token(const attention_call<Scalar, Masses>& call,
     call.cap(x);
     KVMELD_UNROLL
     for (index_t j = 0; j < 2; ++j) {
-      const index_t g = t * 8 + lane() % 4 * 2 + j;
+      const index_t g = g0 + t * 8 + lane() % 4 * 2 + j;
       float observed = 0;
       const float logit =
           call.masses(call.cache, share.head, share.cached, shuffle(x, g % 8 * 4), 0.0F, observed);

@@ -201,7 +201,7 @@ void column_scores(const cache_view<Scalar>& cache, const query_rows<row_number<
   expects(queries.count > 0 && queries.data != nullptr,
           "cuda column_scores: expected at least 1 query, got ",
           queries.data == nullptr ? 0 : queries.count);
-  check(queries, 1, "cuda column_scores");
+  check(queries, 1, cache.group, "cuda column_scores");
   expects(options.decay > 0 && options.decay <= 1,
           "cuda column_scores: expected a decay in (0, 1], got ", options.decay);
   expects(options.window >= 0, "cuda column_scores: expected a window of at least 0 queries, got ",

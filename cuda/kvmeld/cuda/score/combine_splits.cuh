@@ -6,11 +6,19 @@
 
 namespace kvmeld::cuda::detail {
 
-/// What a block knows of it then, of so many splits at most.
+/// What a block knows of it then, of so many splits of 16 query heads, or fewer of more
+/// (`most_splits_of`): each split's weight in the output; from the end on, maxima of the logits and
+/// inverses of the sums.
 template <index_t Splits>
 struct combined_splits {
-  shared_array<float, max_group * Splits> scale;  // of each split's output
-  shared_array<float, max_group> max, inverse;    // of the logits; of the sum
+  static constexpr index_t size = group_block * (Splits + 2);
+  shared_array<float, size> numbers;
+
+  KVMELD_DEVICE decltype(auto) scale(index_t splits, index_t g, index_t p) {
+    return numbers[g * splits + p];
+  }
+  KVMELD_DEVICE decltype(auto) max(index_t g) { return numbers[size - 2 - 2 * g]; }
+  KVMELD_DEVICE decltype(auto) inverse(index_t g) { return numbers[size - 1 - 2 * g]; }
 };
 
 /// `AtOnce`: so many splits' outputs are in flight to a thread.
@@ -36,17 +44,17 @@ struct combine_splits {
         const float its = from.sum[parts + p * cache.group + g];
         const float top = higher_of(most, max);
         sum = sum * softmax_weight(most, top) + its * softmax_weight(max, top), most = top;
-        shared.scale[g * Splits + p] = max;
+        shared.scale(from.splits, g, p) = max;
       }
       const float max = reduce_max(most);
       sum = reduce_sum(sum * softmax_weight(most, max));
       KVMELD_ROLLED
       for (index_t p = lane(); p < from.splits; p += 32) {
-        const float its = shared.scale[g * Splits + p];
-        shared.scale[g * Splits + p] = softmax_weight(its, max);
+        const float its = shared.scale(from.splits, g, p);
+        shared.scale(from.splits, g, p) = softmax_weight(its, max);
       }
       if (lane() == 0) {
-        shared.max[g] = max, shared.inverse[g] = inverse_sum(sum, full);
+        shared.max(g) = max, shared.inverse(g) = inverse_sum(sum, full);
         if (tile == 0 && from.splits > 1 && log_sum_exp != nullptr) {
           log_sum_exp[std::ptrdiff_t{place_of_block()} * cache.group + g] = max + logarithm(sum);
         }
@@ -82,7 +90,7 @@ struct combine_splits {
         KVMELD_UNROLL
         for (index_t u = 0; u < many; ++u) {
           if (first + u < from.splits) {
-            const float scale = shared.scale[g * Splits + first + u];
+            const float scale = shared.scale(from.splits, g, first + u);
             KVMELD_UNROLL
             for (index_t j = 0; j < 4; ++j) {
               x[j] += scale * y[u][j];
@@ -91,7 +99,7 @@ struct combine_splits {
         }
       }
       const std::ptrdiff_t row = std::ptrdiff_t{place_of_block()} * cache.group + g;
-      const float inverse = shared.inverse[g];
+      const float inverse = shared.inverse(g);
       KVMELD_UNROLL
       for (index_t j = 0; j < 4; ++j) {
         if (i + j < cache.dim) {

@@ -79,7 +79,7 @@ void lookahead(const cache_view<Scalar>& cache, const query_rows<Scalar>& querie
   const index_t count = lookahead_count(queries.count, options);
   expects(queries.data != nullptr && out != nullptr && position != nullptr,
           "cuda lookahead: expected queries, positions and an output, got null");
-  check(queries, 1, "cuda lookahead");
+  check(queries, 1, cache.group, "cuda lookahead");
   expects(errc::unsupported, queries.indptr == nullptr,
           "cuda lookahead: expected prompts of one length, got an indptr");
   launch(detail::move_ahead<Scalar>{cache, queries, rope, options.ahead, score::blind_queries,

@@ -102,16 +102,17 @@ struct query_rows {
   }
 };
 
-/// Refuses fewer than `least` queries, and queries that are nowhere.
+/// Refuses fewer than `least` queries of a group, and queries that are nowhere.
 template <class Scalar>
-void check(const query_rows<Scalar>& queries, index_t least, const char* what) {
+void check(const query_rows<Scalar>& queries, index_t least, index_t group, const char* what) {
   expects(queries.count >= least && queries.before >= 0 &&
               (queries.count == 0 || queries.data != nullptr),
           what, ": expected ", least > 0 ? "at least 1 query" : "queries",
           " and a count of at least 0 before them, got ", queries.count, " and ", queries.before);
-  expects(queries.count <= max_queries && queries.before <= max_queries - queries.count, what,
-          ": expected at most ", max_queries, " queries with those before them, got ",
-          queries.count, " and ", queries.before);
+  const index_t most = max_queries / ((group + group_block - 1) / group_block);
+  expects(queries.count <= most && queries.before <= most - queries.count, what,
+          ": expected at most ", most, " queries with those before them, got ", queries.count,
+          " and ", queries.before);
   expects(queries.indptr == nullptr ||
               (queries.before == 0 && queries.position == nullptr && queries.heads > 0 &&
                (queries.log_sum_exp == nullptr || queries.log_sum_row > 0)),

@@ -60,8 +60,7 @@ struct stream_columns {
     if (r0 >= all_rows || !queries.asks(h)) {
       return;
     }
-    const auto part = block_z();
-    const auto parts = grid_z();
+    const auto part = block_z(), parts = grid_z();
     const index_t next_position = cache.next_position[h];
     const auto keys = cache.keys.of(h);
     const auto positions = cache.position_of(h);

@@ -124,8 +124,8 @@ struct credit_tokens {
                       tokens.head.position[s] <= queries.position_of(h, i, cache.next_position[h]);
     const bool shared = tokens.shared(s), counted = i >= queries.count - counts.all,
                late = i >= queries.count - counts.late;
-    float slope[max_group], log_sum[max_group];
-    unrolled<max_group>([&](index_t g) {
+    float slope[group_block], log_sum[group_block];
+    unrolled<group_block>([&](index_t g) {
       slope[g] = 0, log_sum[g] = lowest_score;
       if (sees && g < cache.group) {
         const float x = dot(queries.at(h, g, i), cache.keys.of(h).at(s));
@@ -137,7 +137,7 @@ struct credit_tokens {
     tokens.each(s, [&](index_t t) {
       const float norm = shared ? tokens.at(entry_table::norm, t) : 1.0F;
       float a = 0;
-      unrolled<max_group>([&](index_t g) {
+      unrolled<group_block>([&](index_t g) {
         const float p =
             log_sum[g] == lowest_score ? 0.0F : exponential(slope[g] * norm - log_sum[g]);
         a = combine != group_combine::max ? a + p : p > a ? p : a;
