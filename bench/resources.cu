@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <typeinfo>
 
+#include "kvmeld/cuda/attend.cuh"
 #include "kvmeld/cuda/merge/apply.cuh"
 #include "kvmeld/cuda/merge/attend_and_observe.cuh"
 #include "kvmeld/cuda/merge/drop_rows.cuh"
@@ -69,6 +70,7 @@ bool print_all() {
          print<attend_entries<128, 2>>("attend-like-16") &&
          print<attend_entries<256, 1>>("attend-like-256") &&
          print<attend_rows<float, 1, 4, log_masses>>("attend-float") &&
+         print<attend_latent_rows<half>>("attend-latent") &&
          print<attend_rows<q8_0<half>, 1, 2, log_masses>>("attend-q8") &&
          print<merge_blocks<q8_0<half>>>("apply-q8-merges") &&
          print<observe_and_remove<half, sum_rule>>("observe-h2o") &&

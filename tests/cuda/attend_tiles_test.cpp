@@ -226,5 +226,48 @@ TEST_CASE("the new token is attended and appended in every split") {
   }
 }
 
+/// Latent rows of `c.dim` numbers, of which the first `dim` are the values.
+template <class Scalar>
+void check_latent(const cache_case& c, index_t dim, const std::vector<index_t>& lengths) {
+  INFO("latent " << c.dim << ", " << dim << ", group " << c.group << ", capacity " << c.capacity);
+  one_attention<Scalar> a(c, lengths, 11);
+  std::memcpy(a.kv.values.host(), a.kv.keys.host(), a.kv.keys.size() * sizeof(Scalar));
+  auto view = a.kv.view();
+  view.dim = dim;
+  device_buffer<unsigned char> memory(workspace_bytes(view));
+  attend_latent(view, c.dim, a.q.data(), a.out.data(), a.lse.data(), {memory.data(), memory.size()},
+                order());
+  double worst = 0;
+  for (index_t h = 0; h < c.heads; ++h) {
+    const std::ptrdiff_t first = std::ptrdiff_t{h} * c.group;
+    const auto want = slow_attention(a.kv, h, a.q.host() + first * c.dim);
+    for (index_t g = 0; g < c.group; ++g) {
+      const double lse = want.log_sum_exp[static_cast<std::size_t>(g)];
+      const double l = double{a.lse[first + g]};
+      worst = worse(worst, lse == l ? 0 : std::abs(lse - l));
+      for (index_t i = 0; i < dim; ++i) {
+        const double x = want.out[static_cast<std::size_t>(g * c.dim + i)];
+        const double y = double{to_float(a.out[(first + g) * dim + i])};
+        worst = worse(worst, std::abs(x - y) / (std::abs(x) + 1));
+      }
+    }
+  }
+  CHECK(worst <= tolerance<Scalar>);
+  CHECK((memory.intact() && a.out.intact() && a.lse.intact()));
+}
+
+TEST_CASE("latent rows are attended, keys and values of one row") {
+  const cache_case mla{.heads = 2, .capacity = 300, .dim = 576, .group = 16, .scale = 0.04F};
+  check_latent<half>(mla, 512, {300, 17});
+  cache_case c = mla;
+  c.group = 40, c.capacity = 90, c.paged = true, c.page = 16, c.soft_cap = 2, c.sinks = true;
+  check_latent<bfloat16>(c, 512, {90, 0});
+  check_latent<half>({.capacity = 33, .dim = 40, .group = 3}, 21, {33, 1});
+  one_attention<half> a({.dim = 32}, {3, 3}, 1);
+  CHECK_THROWS_WITH(
+      attend_latent<half>(a.kv.view(), 24, a.q.data(), a.out.data(), nullptr, {}, order()),
+      Catch::Contains("a key_dim of 8 to 576 and a dim up to it and 512, got 24 and"));
+}
+
 }  // namespace attend_tiles_test
 }  // namespace kvmeld::cuda

@@ -20,6 +20,9 @@ struct every_kernel {
                    Scalar* out, const detail::step_memory<ems_rule>& step, workspace memory,
                    stream stream) {
     attend(cache, q, out, nullptr, memory, stream);
+    if constexpr (sizeof(Scalar) == 2) {
+      attend_latent(cache, 576, q, out, nullptr, memory, stream);
+    }
     (attend_observe(Rules{}, cache, state, q, out, nullptr, memory, stream), ...);
     detail::observe_attended(sum_rule{}, cache, state, {}, {}, step.partial, stream);
     detail::remove_nearest(d2o_rule{}, cache, state, step.partial, stream);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvmeld/cuda/merge/attend_and_observe.cuh"
+#include "kvmeld/cuda/score/attend_latent.cuh"
 
 namespace kvmeld::cuda {
 
@@ -32,6 +33,38 @@ template <class Scalar>
 void attend(const cache_view<Scalar>& cache, const row_number<Scalar>* queries,
             row_number<Scalar>* out, float* log_sum_exp, workspace memory, stream stream) {
   attend_observe(no_rule{}, cache, state_view{}, queries, out, log_sum_exp, memory, stream);
+}
+
+/// Attention over latent rows (MLA), half or bfloat16: the keys are the rows `[key_dim]` of
+/// `cache.keys`, the values their first `cache.dim` numbers. `queries [heads, group, key_dim]`,
+/// `out [heads, group, cache.dim]`. Rows at multiples of 16 bytes, a key_dim of 8, 16 ... 576, a
+/// dim up to that and 512. Memory: `workspace_bytes(cache)`. One launch, two of several splits.
+template <class Scalar>
+void attend_latent(const cache_view<Scalar>& cache, index_t key_dim, const Scalar* queries,
+                   Scalar* out, float* log_sum_exp, workspace memory, stream stream) {
+  using kernel = detail::attend_latent_rows<Scalar>;
+  cache_view<Scalar> others = cache;  // but for the dims
+  others.dim = 1, others.values = others.keys;
+  check(others);
+  expects(key_dim > 0 && key_dim % 8 == 0 && key_dim <= kernel::key_depth && cache.dim > 0 &&
+              cache.dim <= key_dim && cache.dim <= kernel::value_depth && cache.keys.aligned(),
+          "cuda attend_latent: expected aligned rows, a key_dim of 8 to ", kernel::key_depth,
+          " and a dim up to it and ", kernel::value_depth, ", got ", key_dim, " and ", cache.dim);
+  expects(
+      queries != nullptr && out != nullptr && reinterpret_cast<std::uintptr_t>(queries) % 4 == 0,
+      "cuda attend_latent: expected queries and out, got null or unaligned");
+  workspace_allocator from(memory);
+  auto to = detail::allocate_step(from, no_rule{}, detail::shape_of(cache), false).partial;
+  from.check("cuda attend_latent");
+  to.logits = nullptr;
+  launch(kernel{{cache, queries, {}, to, out, log_sum_exp, {}}, key_dim},
+         {cache.blocks(), blocks_of(to.splits), blocks_of(cache.group, kernel::queries)}, stream);
+  if (to.splits > 1) {
+    launch_early(
+        detail::observe_and_remove<Scalar, no_rule>{
+            cache, {}, to, {}, {}, queries, out, log_sum_exp, true},
+        {cache.blocks(), blocks_of(to.tiles)}, stream);
+  }
 }
 
 }  // namespace kvmeld::cuda

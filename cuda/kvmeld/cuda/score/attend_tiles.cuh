@@ -81,10 +81,7 @@ struct attend_tiles {
 
     // A lane has query heads 2 (lane mod 4) and the next, of each eight.
     float out[Depth / 16][Eights][4] = {}, max[Eights][2], sum[Eights][2];
-    KVMELD_UNROLL
-    for (index_t t = 0; t < Eights; ++t) {
-      max[t][0] = max[t][1] = lowest_score, sum[t][0] = sum[t][1] = 0;
-    }
+    unrolled<Eights, 2>([&](index_t t, index_t j) { max[t][j] = lowest_score, sum[t][j] = 0; });
     if (share.has_new() && warp() == 0) {
       attend_new_token<Depth, Eights>(call, share, g0, q, out, max, sum);
     }
@@ -124,29 +121,12 @@ struct attend_tiles {
         like.take_keys(of_keys, s0, end);
       }
       make_logits(share, end, s0, mass, x);
-      unsigned p[Eights][2], rest[Eights][2];
       KVMELD_UNROLL
       for (index_t t = 0; t < Eights; ++t) {
         weigh(x[t], max[t], sum[t], t, out);
-        KVMELD_UNROLL
-        for (index_t j = 0; j < 2; ++j) {
-          const Scalar a = from_float<Scalar>(x[t][2 * j]), b = from_float<Scalar>(x[t][2 * j + 1]);
-          p[t][j] = transposed(pair_of(a, b));
-          rest[t][j] = transposed(pair_of(from_float<Scalar>(x[t][2 * j] - to_float(a)),
-                                          from_float<Scalar>(x[t][2 * j + 1] - to_float(b))));
-        }
       }
-      KVMELD_UNROLL
-      for (index_t d = 0; d < Depth / 16; ++d) {
-        const index_t row = lane() % 8 + lane() / 16 * 8, pack = 2 * d + lane() / 8 % 2;
-        const auto a =
-            load_matrices_transposed(shared.tiles.first, at + tile + rows::place(row, pack));
-        KVMELD_UNROLL
-        for (index_t t = 0; t < Eights; ++t) {
-          mma_16x8x16<Scalar>(out[d][t], a.of, p[t]);
-          mma_16x8x16<Scalar>(out[d][t], a.of, rest[t]);
-        }
-      }
+      add_values(out, x, shared.tiles.first,
+                 [&](index_t row, index_t pack) { return at + tile + rows::place(row, pack); });
       if constexpr (compared::of_values) {
         const index_t newest = call.cache.next_position[share.head];
         like.take_values(shared.predicted, shared.tiles.first, at + tile, s0, end, position,
@@ -166,6 +146,54 @@ struct attend_tiles {
                                                        share, g0);
     if constexpr (compared::compares) {
       write_best_of_warps<warps>(shared.best, call.to.nearest_of(share.split));
+    }
+  }
+
+  /// Weights from logits, in place, by a new maximum. A lane's sum is of its own slots.
+  KVMELD_DEVICE static void weigh(float (&x)[4], float (&max)[2], float (&sum)[2], index_t t,
+                                  float (&out)[Depth / 16][Eights][4]) {
+    float rescale[2];
+    KVMELD_UNROLL
+    for (index_t j = 0; j < 2; ++j) {
+      float top = higher_of(max[j], higher_of(x[j], x[j + 2]));
+      KVMELD_UNROLL
+      for (index_t d = 4; d < 32; d *= 2) {
+        top = higher_of(top, shuffle_xor(top, d));
+      }
+      rescale[j] = softmax_weight(max[j], top), max[j] = top;
+      x[j] = softmax_weight(x[j], top), x[j + 2] = softmax_weight(x[j + 2], top);
+      sum[j] = sum[j] * rescale[j] + x[j] + x[j + 2];
+    }
+    KVMELD_UNROLL
+    for (index_t d = 0; d < Depth / 16; ++d) {
+      KVMELD_UNROLL
+      for (index_t j = 0; j < 4; ++j) {
+        out[d][t][j] *= rescale[j % 2];
+      }
+    }
+  }
+
+  /// Adds the values of 16 slots by their weights `x`; 16 bytes of them lie at `place(row, pack)`.
+  template <index_t N, class Place>
+  KVMELD_DEVICE static void add_values(float (&out)[Depth / 16][Eights][4],
+                                       const float (&x)[Eights][4],
+                                       const shared_array<Scalar, N>& from, Place place) {
+    unsigned p[Eights][2], rest[Eights][2];
+    unrolled<Eights, 2>([&](index_t t, index_t j) {
+      const Scalar a = from_float<Scalar>(x[t][2 * j]), b = from_float<Scalar>(x[t][2 * j + 1]);
+      p[t][j] = transposed(pair_of(a, b));
+      rest[t][j] = transposed(pair_of(from_float<Scalar>(x[t][2 * j] - to_float(a)),
+                                      from_float<Scalar>(x[t][2 * j + 1] - to_float(b))));
+    });
+    KVMELD_UNROLL
+    for (index_t d = 0; d < Depth / 16; ++d) {
+      const auto a = load_matrices_transposed(
+          from, place(lane() % 8 + lane() / 16 * 8, 2 * d + lane() / 8 % 2));
+      KVMELD_UNROLL
+      for (index_t t = 0; t < Eights; ++t) {
+        mma_16x8x16<Scalar>(out[d][t], a.of, p[t]);
+        mma_16x8x16<Scalar>(out[d][t], a.of, rest[t]);
+      }
     }
   }
 
@@ -236,30 +264,6 @@ struct attend_tiles {
             }
           }
         }
-      }
-    }
-  }
-
-  /// Weights from logits, in place, by a new maximum. A lane's sum is of its own slots.
-  KVMELD_DEVICE static void weigh(float (&x)[4], float (&max)[2], float (&sum)[2], index_t t,
-                                  float (&out)[Depth / 16][Eights][4]) {
-    float rescale[2];
-    KVMELD_UNROLL
-    for (index_t j = 0; j < 2; ++j) {
-      float top = higher_of(max[j], higher_of(x[j], x[j + 2]));
-      KVMELD_UNROLL
-      for (index_t d = 4; d < 32; d *= 2) {
-        top = higher_of(top, shuffle_xor(top, d));
-      }
-      rescale[j] = softmax_weight(max[j], top), max[j] = top;
-      x[j] = softmax_weight(x[j], top), x[j + 2] = softmax_weight(x[j + 2], top);
-      sum[j] = sum[j] * rescale[j] + x[j] + x[j + 2];
-    }
-    KVMELD_UNROLL
-    for (index_t d = 0; d < Depth / 16; ++d) {
-      KVMELD_UNROLL
-      for (index_t j = 0; j < 4; ++j) {
-        out[d][t][j] *= rescale[j % 2];
       }
     }
   }

@@ -109,12 +109,13 @@ struct attention_call {
   /// maxima and sums `[Warps, Heads]`, Σ e v
   /// `[Warps, Heads, Pitch]`, the first of `Heads` query heads is `g0`. Four dims a thread. Of one
   /// split this is the output.
-  template <index_t Warps, index_t Heads, index_t Pitch, class Numbers, class Sums>
+  template <index_t Warps, index_t Heads, index_t Pitch, index_t Threads = 32 * Warps,
+            class Numbers, class Sums>
   KVMELD_DEVICE void combine_warps(Numbers& max, Numbers& sum, Sums& sums, const slot_share& share,
                                    index_t g0) const {
     const index_t heads = cache.group - g0 < Heads ? cache.group - g0 : Heads;
     const index_t quads = (cache.dim + 3) / 4;
-    for (index_t e = thread_index(); e < heads * quads; e += Warps * 32) {
+    for (index_t e = thread_index(); e < heads * quads; e += Threads) {
       const index_t g = e / quads, i = e % quads * 4;
       const float sink = share.split == 0 ? sink_of(cache, share.head, g0 + g) : lowest_score;
       float top = sink;
