@@ -130,6 +130,7 @@ class device_kernels final : public device_calls {
                               at.spec->scale,
                               at.spec.get()};
     x.slot_page = at.paged.numbers;
+    x.soft_cap = {at.spec->soft_cap, at.spec->scale};
     return call.active == nullptr ? x : x.with_active(call.active, call.active_count);
   }
 
