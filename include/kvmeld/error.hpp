@@ -77,7 +77,7 @@ requires(!std::same_as<T, char> && !std::same_as<T, bool>) void append(std::stri
 
 /// Throws `error` with a message of these parts, texts or numbers.
 template <class... Parts>
-[[noreturn]] void refuse(errc code, const Parts&... parts) {
+[[noreturn]] void refuse(errc code, Parts... parts) {
   std::string message = "kvmeld: ";
   (append(message, parts), ...);
   raise(code, message);
@@ -89,7 +89,7 @@ template <class... Parts>
 /// `expects(errc::no_capacity, ok, "append: expected at most ", n, " tokens, got ", tokens)`.
 /// The message is put together only when it is needed.
 template <class... Parts>
-void expects(errc code, bool ok, const Parts&... parts) {
+void expects(errc code, bool ok, Parts... parts) {
   if (ok) [[likely]] {
     return;
   }
@@ -98,8 +98,11 @@ void expects(errc code, bool ok, const Parts&... parts) {
 
 /// The same with `errc::invalid_argument`.
 template <class... Parts>
-void expects(bool ok, const Parts&... parts) {
-  expects(errc::invalid_argument, ok, parts...);
+void expects(bool ok, Parts... parts) {
+  if (ok) [[likely]] {
+    return;
+  }
+  detail::refuse(errc::invalid_argument, parts...);
 }
 
 }  // namespace kvmeld::inline v0
