@@ -2,7 +2,6 @@
 /// The one object that an engine holds: policies, budgets, states and scratch over a cache.
 #pragma once
 
-#include <ranges>  // std::ranges::contiguous_range
 #include <span>
 #include <string>
 #include <vector>
@@ -249,8 +248,8 @@ class compressor : private detail::request_calls<P> {
 template <kv_cache Cache, policy P>
 compressor(Cache&, P, const budget&, const observation_needs& = {}) -> compressor<P>;
 /// One for each head.
-template <kv_cache Cache, std::ranges::contiguous_range Policies>
+template <kv_cache Cache, class Policies>
 compressor(Cache&, const Policies&, std::span<const budget>, const observation_needs& = {})
-    -> compressor<std::ranges::range_value_t<Policies>>;
+    -> compressor<detail::element_of<const Policies>>;
 
 }  // namespace kvmeld::inline v0

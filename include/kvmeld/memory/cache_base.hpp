@@ -2,7 +2,7 @@
 /// What all caches are: heads by layer and request, and for each what an engine has no place for.
 #pragma once
 
-#include <algorithm>  // std::ranges::equal
+#include <algorithm>  // std::equal
 #include <limits>     // std::numeric_limits
 #include <memory>     // std::shared_ptr
 #include <span>
@@ -220,9 +220,10 @@ class cache_base {
     };
     keys_ = placed("keys", keys.list(), spec().key_dim);
     const bool same =
-        std::ranges::equal(keys.list(), values.list(), [](const rows& a, const rows& b) {
-          return a.data() == b.data() && a.type() == b.type() && a.how() == b.how();
-        });
+        std::equal(keys.list().begin(), keys.list().end(), values.list().begin(),
+                   values.list().end(), [](const rows& a, const rows& b) {
+                     return a.data() == b.data() && a.type() == b.type() && a.how() == b.how();
+                   });
     values_ = same ? keys_ : placed("values", values.list(), spec().value_dim);
     tables.first.limit = limit;
     tables_ = tables;

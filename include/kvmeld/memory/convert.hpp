@@ -6,7 +6,6 @@
 #include <concepts>    // std::same_as
 #include <functional>  // std::less
 #include <initializer_list>
-#include <ranges>  // std::ranges::contiguous_range
 #include <span>
 #include <string>
 #include <vector>
@@ -143,12 +142,12 @@ inline void copy_slots(const head_ref& from, const head_ref& to) {
 class any_span {
  public:
   any_span() = default;
-  template <std::ranges::contiguous_range R>
-  requires std::ranges::sized_range<R> && plain_scalar<std::ranges::range_value_t<R>> any_span(
+  template <class R>
+  requires plain_scalar<detail::element_of<const R>> any_span(
       const R& numbers)  // NOLINT: as std::span is made
-      : data_(reinterpret_cast<const std::byte*>(std::ranges::data(numbers))),
-        size_(std::ranges::size(numbers)),
-        type_(storage_of<std::ranges::range_value_t<R>>) {}
+      : data_(std::as_bytes(std::span(numbers)).data()),
+        size_(std::span(numbers).size()),
+        type_(storage_of<detail::element_of<const R>>) {}
 
   const std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }

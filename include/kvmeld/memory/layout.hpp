@@ -2,11 +2,8 @@
 /// Where the rows of a head lie, and how engines lay out the keys (or values) of all their heads.
 #pragma once
 
-#include <algorithm>  // std::ranges::sort
-#include <array>
-#include <functional>  // std::greater
-#include <limits>      // std::numeric_limits
-#include <ranges>      // std::ranges::contiguous_range
+#include <algorithm>  // std::sort
+#include <limits>     // std::numeric_limits
 #include <span>
 #include <variant>
 
@@ -73,12 +70,12 @@ struct strides {
 ///     kvmeld::rows(k, kvmeld::layout::nhd)        // k: std::span<Eigen::half>, a std::vector, ...
 class rows {
  public:
-  template <std::ranges::contiguous_range R>
-  requires std::ranges::sized_range<R> && storage_scalar<std::ranges::range_value_t<R>> rows(
-      R&& elements, const std::variant<layout, strides>& how)
-      : data_(reinterpret_cast<std::byte*>(std::ranges::data(elements))),
-        size_(static_cast<std::ptrdiff_t>(std::ranges::size(elements))),
-        type_(storage_of<std::ranges::range_value_t<R>>),
+  template <class R>
+  requires storage_scalar<detail::element_of<R>> rows(R&& elements,
+                                                      const std::variant<layout, strides>& how)
+      : data_(std::as_writable_bytes(std::span(elements)).data()),
+        size_(static_cast<std::ptrdiff_t>(std::span(elements).size())),
+        type_(storage_of<detail::element_of<R>>),
         how_(how) {}
 
   std::byte* data() const { return data_; }
@@ -98,8 +95,8 @@ class rows {
 class layer_rows {
  public:
   layer_rows(const rows& all) : list_(&all, 1) {}
-  template <std::ranges::contiguous_range R>
-  requires std::same_as<std::ranges::range_value_t<R>, rows> layer_rows(const R& each)
+  template <class R>
+  requires std::same_as<detail::element_of<const R>, rows> layer_rows(const R& each)
       : list_(each) {}
 
   std::span<const rows> list() const { return list_; }
@@ -167,6 +164,13 @@ struct axis {
   index_t count;
 };
 
+/// From the shortest stride to the longest.
+inline std::vector<axis> by_stride(std::vector<axis> axes) {
+  std::sort(axes.begin(), axes.end(),
+            [](const axis& a, const axis& b) { return a.stride < b.stride; });
+  return axes;
+}
+
 /// Strides in elements of a layout: `slots` of a head, or of a page.
 inline strides strides_of(layout how, const attention_spec& spec, const cache_extents& e,
                           index_t row_size, index_t slots, std::ptrdiff_t size) {
@@ -216,10 +220,9 @@ inline placed_rows place_rows(const char* call, const char* what, const rows& fr
   expects(s.element == 1 || per_element == 1, call, ": expected ", what,
           " of blocks with an element stride of 1, got ", s.element);
   // From the shortest stride to the longest, each must step over all that the shorter ones reach.
-  const auto reach_of = [&](auto axes) {
-    std::ranges::sort(axes, {}, &axis::stride);
+  const auto reach_of = [&](std::vector<axis> axes) {
     std::ptrdiff_t reach = 1;
-    for (const axis& a : axes) {
+    for (const axis& a : by_stride(std::move(axes))) {
       expects(a.count == 1 || a.stride >= reach, call, ": expected ", what,
               " that do not overlap, got layer stride ", s.layer, ", request stride ", s.request,
               ", head stride ", s.head, ", row stride ", s.row, ", element stride ", s.element,
@@ -237,15 +240,14 @@ inline placed_rows place_rows(const char* call, const char* what, const rows& fr
       own_tables ? (e.layers - 1) * s.layer + (spec.kv_heads - 1) * s.head : 0;
   axis outer{s.request, e.requests};
   if (paged) {
-    const std::ptrdiff_t one = reach_of(std::array{layers, heads, rows_of, elements}) + beside;
+    const std::ptrdiff_t one = reach_of({layers, heads, rows_of, elements}) + beside;
     expects(s.page > 0, call, ": expected ", what, " with a page stride above 0, got ", s.page);
     const std::ptrdiff_t there = from.size() < one ? 0 : (from.size() - one) / s.page + 1;
     pages =
         static_cast<index_t>(std::min(there, std::ptrdiff_t{std::numeric_limits<index_t>::max()}));
     outer = {s.page, std::max(pages, index_t{1})};
   }
-  const std::ptrdiff_t reach =
-      reach_of(std::array{layers, outer, heads, rows_of, elements}) + beside;
+  const std::ptrdiff_t reach = reach_of({layers, outer, heads, rows_of, elements}) + beside;
   expects(reach <= from.size(), call, ": expected ", what, " of at least ", reach * per_element,
           " numbers, got ", from.size() * per_element);
   const auto bytes = static_cast<std::ptrdiff_t>(element_bytes(from.type()));
@@ -257,16 +259,16 @@ inline placed_rows place_rows(const char* call, const char* what, const rows& fr
 }
 
 /// Do two memories of these axes share a byte of an element of `bytes`, the second one `apart`
-/// bytes after the first? Axes from the longest stride on, in bytes; each steps over all that those
-/// after it reach, so that its nearest steps alone can bring the two together.
+/// bytes after the first? Axes from the shortest stride on, in bytes; each steps over all that
+/// those before it reach, so that its nearest steps alone can bring the two together.
 inline bool meet(std::ptrdiff_t apart, std::span<const axis> axes, std::ptrdiff_t bytes) {
   if (axes.empty()) {
     return apart < bytes && -apart < bytes;
   }
-  const auto [stride, count] = axes.front();
+  const auto [stride, count] = axes.back();
   const std::ptrdiff_t near = count == 1 ? 0 : apart / stride;
   for (std::ptrdiff_t i = near - 1; i <= near + 1; ++i) {
-    if (i < count && -i < count && meet(apart - i * stride, axes.subspan(1), bytes)) {
+    if (i < count && -i < count && meet(apart - i * stride, axes.first(axes.size() - 1), bytes)) {
       return true;
     }
   }
@@ -283,8 +285,7 @@ inline bool share_bytes(const rows& a, const rows& b, const placed_rows& at, con
   if (apart >= a.size() * bytes || -apart >= b.size() * bytes) {
     return false;
   }
-  std::array axes{outer, axis{at.first.row, slots}, axis{at.first.element, elements}};
-  std::ranges::sort(axes, std::greater<>(), &axis::stride);
+  const auto axes = by_stride({outer, {at.first.row, slots}, {at.first.element, elements}});
   bool shared = a.how() != b.how();
   for (index_t h = 1 - heads; h < heads && !shared; ++h) {  // heads may lie at one place of a page
     shared = meet(apart + h * at.head, axes, bytes);

@@ -8,6 +8,8 @@
 #include <cmath>       // std::isfinite
 #include <concepts>    // std::same_as
 #include <limits>      // std::numeric_limits
+#include <span>
+#include <utility>  // std::declval
 
 #include "kvmeld/config.hpp"
 #include "kvmeld/memory/half.hpp"
@@ -80,6 +82,14 @@ template <class Scalar>
 constexpr index_t row_size(index_t dim) {
   return block_scalar<Scalar> ? (dim + q8_0::size - 1) / q8_0::size : dim;
 }
+
+namespace detail {
+
+/// What a contiguous range has, as `std::span` takes it.
+template <class R>
+using element_of = typename decltype(std::span(std::declval<R&>()))::value_type;
+
+}  // namespace detail
 
 /// One key or one value: `dim` elements, `step` apart.
 template <class Scalar>

@@ -42,8 +42,9 @@ inline void merge_into_anchor(const head_ref& head, head_state& state,
                          auto row_of) {
     const auto others = sources.subspan(1);
     if (sources.front().*weight != 1.0F ||
-        std::ranges::any_of(others, [&](const merge_source& e) { return e.*weight != 0.0F; }) ||
-        std::ranges::any_of(delta, [](float x) { return x != 0.0F; })) {
+        std::any_of(others.begin(), others.end(),
+                    [&](const merge_source& e) { return e.*weight != 0.0F; }) ||
+        std::any_of(delta.begin(), delta.end(), [](float x) { return x != 0.0F; })) {
       merge_rows(dim, sources, weight, delta, row_of);
     }
   };

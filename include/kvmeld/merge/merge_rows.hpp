@@ -107,12 +107,12 @@ inline bool fits(const head_ref& head, std::span<const merge_source> sources,
 /// not finite themselves are left for `check` to refuse.
 inline void keep_in_range(const head_ref& head, merge_plan& plan) {
   const auto finite = [](std::span<const float> delta) {
-    return std::ranges::all_of(delta, [](float x) { return std::isfinite(x); });
+    return std::all_of(delta.begin(), delta.end(), [](float x) { return std::isfinite(x); });
   };
   for (index_t r = 0; r < plan.rows(); ++r) {
     const auto sources = plan.row(r);
     const auto delta_k = plan.key_correction(r), delta_v = plan.value_correction(r);
-    const bool ordinary = std::ranges::all_of(sources, [](const merge_source& e) {
+    const bool ordinary = std::all_of(sources.begin(), sources.end(), [](const merge_source& e) {
       return std::isfinite(e.key_weight) && std::isfinite(e.value_weight);
     });
     if (!ordinary || !finite(delta_k) || !finite(delta_v) ||
