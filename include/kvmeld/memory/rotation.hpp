@@ -242,20 +242,22 @@ class rotation {
   /// Sets the rotation: by so many positions (may be negative).
   void by(double positions) {
     constexpr double turn = 2 * std::numbers::pi;
-    // On the stack; the count is written out, since nvcc's front end gives every later use of a
-    // type the words of its first, and a constant's name means nothing elsewhere.
-    Eigen::Array<double, 64, 1> angle;
-    Eigen::Array<float, 64, 1> reduced, turned;
-    constexpr index_t few = decltype(angle)::SizeAtCompileTime;
+    constexpr index_t few = 64;
+    alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) double angles[few];  // on the stack
+    alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float reduced[few], turned[few];
+    using doubles = Eigen::Map<Eigen::ArrayXd>;
+    using block = Eigen::Map<Eigen::ArrayXf, Eigen::AlignedMax>;
     for (index_t p = 0; p < pairs_; p += few) {
       const index_t count = std::min(few, pairs_ - p);
-      angle.head(count) = positions * Eigen::Map<const Eigen::ArrayXd>(frequencies() + p, count);
-      angle.head(count) -= turn * (angle.head(count) / turn).rint();
-      reduced.head(count) = angle.head(count).cast<float>();
-      turned.head(count) = reduced.head(count).cos();
-      std::copy_n(turned.data(), count, turns() + p);
-      turned.head(count) = reduced.head(count).sin();
-      std::copy_n(turned.data(), count, turns() + pairs_ + p);
+      doubles angle(angles, count);
+      angle = positions * doubles(frequencies() + p, count);
+      angle -= turn * (angle / turn).rint();
+      std::transform(angles, angles + count, reduced,
+                     [](double x) { return static_cast<float>(x); });
+      block(turned, count) = block(reduced, count).cos();
+      std::copy_n(turned, count, turns() + p);
+      block(turned, count) = block(reduced, count).sin();
+      std::copy_n(turned, count, turns() + pairs_ + p);
     }
   }
 
