@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <numeric>
 
+#include "kvmeld/compress/global_budgets.hpp"
 #include "kvmeld/compress/layer_budgets.hpp"
 #include "support/fixtures.hpp"
 

@@ -2,14 +2,10 @@
 /// Budgets of all heads of a model by one threshold, and a profile of them for the next prompts.
 #pragma once
 
-#include <algorithm>   // std::ranges::transform
-#include <cmath>       // std::sqrt
-#include <cstddef>     // std::size_t
-#include <cstdint>     // std::int64_t
-#include <functional>  // std::plus
+#include <algorithm>  // std::max_element
+#include <cmath>      // std::sqrt
 #include <istream>
-#include <iterator>  // std::back_inserter
-#include <limits>    // std::numeric_limits
+#include <limits>  // std::numeric_limits
 #include <ostream>
 #include <span>
 #include <string_view>
@@ -19,8 +15,42 @@
 #include "kvmeld/detail/bytes.hpp"
 #include "kvmeld/search/select.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
+
+namespace detail {
+
+/// Which of `scores [heads, slots]` are not among the `count` highest of their head.
+inline std::vector<char> behind_best(std::span<const float> scores, index_t slots, index_t count) {
+  std::vector<char> behind(scores.size(), count == 0 ? 1 : 0);
+  const bool some = count > 0 && count < slots;
+  for (std::size_t first = 0; some && first < scores.size(); first += as_size(slots)) {
+    const auto of_head = [&](index_t s) { return rank(scores[first + as_size(s)]); };
+    const search::kth_score last = search::kth_largest(
+        slots, count, [](index_t) { return false; }, of_head);
+    for (index_t s = 0; s < slots; ++s) {
+      behind[first + as_size(s)] = last.below(of_head(s), s) ? 1 : 0;
+    }
+  }
+  return behind;
+}
+
+/// Adds to each head's budget how many of the `count` highest scores are its own, of all slots but
+/// those that `is_out`.
+inline void add_best(std::span<const float> scores, index_t count, auto is_out,
+                     std::vector<index_t>& budget) {
+  if (count == 0) {
+    return;
+  }
+  const auto n = static_cast<index_t>(scores.size()),
+             slots = n / static_cast<index_t>(budget.size());
+  const auto of_all = [&](index_t i) { return rank(scores[as_size(i)]); };
+  const search::kth_score last = search::kth_largest(n, count, is_out, of_all);
+  for (index_t i = 0; i < n; ++i) {
+    budget[as_size(i / slots)] += is_out(i) || last.below(of_all(i), i) ? 0 : 1;
+  }
+}
+
+}  // namespace detail
 
 /// One threshold over a model: the `total` highest of `scores [heads, slots]`, those of all heads
 /// of all layers, are chosen, and a head gets as many slots as are its own: heads that look things
@@ -32,36 +62,38 @@ inline namespace v0 {
 inline std::vector<index_t> global_budgets(std::span<const float> scores, index_t heads,
                                            index_t total,
                                            index_t most = std::numeric_limits<index_t>::max()) {
-  expects(heads > 0 && scores.size() % static_cast<std::size_t>(heads) == 0 &&
-              scores.size() <= static_cast<std::size_t>(std::numeric_limits<index_t>::max()),
+  expects(heads > 0 && scores.size() % as_size(heads) == 0 &&
+              scores.size() <= as_size(std::numeric_limits<index_t>::max()),
           "global_budgets: expected scores [", heads, ", slots], got ", scores.size(), " numbers");
-  const auto count = static_cast<index_t>(scores.size()), slots = count / heads;
+  const index_t slots = static_cast<index_t>(scores.size()) / heads;
   expects(most > 0, "global_budgets: expected at least 1 slot per head, got ", most);
   most = std::min(most, slots);
   expects(total >= 0 && total <= std::int64_t{heads} * most, "global_budgets: expected 0 to ",
           std::int64_t{heads} * most, " slots, got ", total);
-  std::vector<index_t> budget(static_cast<std::size_t>(heads), 0);
-  if (total == 0) {
-    return budget;
-  }
-  std::vector<char> beyond(scores.size(), 0);  // what a head may have
-  const auto nothing = [](index_t) { return false; };
-  for (index_t h = 0; h < heads && most < slots; ++h) {
-    const index_t first = h * slots;
-    const auto of_head = [&](index_t s) {
-      return rank(scores[static_cast<std::size_t>(first + s)]);
-    };
-    const search::kth_score last = search::kth_largest(slots, most, nothing, of_head);
-    for (index_t s = 0; s < slots; ++s) {
-      beyond[static_cast<std::size_t>(first + s)] = last.below(of_head(s), s) ? 1 : 0;
-    }
-  }
-  const auto is_beyond = [&](index_t i) { return beyond[static_cast<std::size_t>(i)] != 0; };
-  const auto of_all = [&](index_t i) { return rank(scores[static_cast<std::size_t>(i)]); };
-  const search::kth_score last = search::kth_largest(count, total, is_beyond, of_all);
-  for (index_t i = 0; i < count; ++i) {
-    budget[static_cast<std::size_t>(i / slots)] += is_beyond(i) || last.below(of_all(i), i) ? 0 : 1;
-  }
+  std::vector<index_t> budget(as_size(heads), 0);
+  const std::vector<char> beyond = detail::behind_best(scores, slots, most);  // what it may have
+  detail::add_best(
+      scores, total, [&](index_t i) { return beyond[as_size(i)] != 0; }, budget);
+  return budget;
+}
+
+/// AdaKV's budgets of a layer's heads (arXiv 2407.11550): each head's own
+/// `floor(floor_alpha · total / heads)` best slots, then the best of all the others until `total`
+/// are chosen; ties to the lower head, then to the lower slot, NaN last. `scores [heads, slots]`.
+inline std::vector<index_t> ada_budgets(std::span<const float> scores, index_t heads, index_t total,
+                                        double floor_alpha = 0.2) {
+  expects(heads > 0 && scores.size() % as_size(heads) == 0, "ada_budgets: expected scores [", heads,
+          ", slots], got ", scores.size(), " numbers");
+  expects(floor_alpha >= 0 && floor_alpha <= 1, "ada_budgets: expected a floor in [0, 1], got ",
+          floor_alpha);
+  expects(total >= 0 && as_size(total) <= scores.size(), "ada_budgets: expected 0 to ",
+          scores.size(), " slots, got ", total);
+  const index_t slots = static_cast<index_t>(scores.size()) / heads,
+                own = std::min(slots, static_cast<index_t>(floor_alpha * total / heads));
+  std::vector<index_t> budget(as_size(heads), own);
+  const std::vector<char> others = detail::behind_best(scores, slots, own);
+  detail::add_best(
+      scores, total - heads * own, [&](index_t i) { return others[as_size(i)] == 0; }, budget);
   return budget;
 }
 
@@ -72,8 +104,7 @@ inline std::vector<index_t> global_budgets(std::span<const float> scores, index_
 class budget_profile {
  public:
   /// Of no prompt yet.
-  explicit budget_profile(index_t heads)
-      : slots_(static_cast<std::size_t>(heads)), errors_(slots_.size()) {
+  explicit budget_profile(index_t heads) : slots_(as_size(heads)), errors_(slots_.size()) {
     expects(heads > 0, "budget_profile: expected at least 1 head, got ", heads);
   }
 
@@ -83,7 +114,7 @@ class budget_profile {
   /// Errors `[heads]`, summed over the prompts.
   std::span<const double> errors() const { return errors_; }
   bool has_errors() const {
-    return std::ranges::any_of(errors_, [](double e) { return e > 0; });
+    return std::any_of(errors_.begin(), errors_.end(), [](double e) { return e > 0; });
   }
   bool operator==(const budget_profile&) const = default;
   friend void load(std::istream& in, budget_profile& profile);
@@ -111,7 +142,9 @@ class budget_profile {
       expects(e >= 0 && std::isfinite(e),
               "budget_profile: expected finite errors of at least 0, got ", e);
     }
-    std::ranges::transform(errors_, errors, errors_.begin(), std::plus{});
+    for (std::size_t h = 0; h < errors_.size(); ++h) {
+      errors_[h] += errors[h];
+    }
   }
 
   /// `total` slots in proportion to the roots of the errors, within [least, most] a head: where a
@@ -119,12 +152,11 @@ class budget_profile {
   /// errors, totals that cannot be reached.
   std::vector<index_t> by_errors(index_t total, index_t least, index_t most) const {
     expects(has_errors(), "budget_profile: expected errors");
+    // A head without any shares what the others cannot take.
+    const double some = 1e-9 * std::sqrt(*std::max_element(errors_.begin(), errors_.end()));
     std::vector<double> weights;
-    std::ranges::transform(errors_, std::back_inserter(weights),
-                           [](double e) { return std::sqrt(e); });
-    const double some = 1e-9 * *std::ranges::max_element(weights);
-    for (double& w : weights) {  // a head without any shares what the others cannot take
-      w += some;
+    for (const double e : errors_) {
+      weights.push_back(std::sqrt(e) + some);
     }
     return proportional_budgets(weights, total, least, most);
   }
@@ -201,5 +233,4 @@ inline void load(std::istream& in, budget_profile& profile) {
   profile = loaded;
 }
 
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

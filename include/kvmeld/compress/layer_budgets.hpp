@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: MIT
-/// Budgets of layers and of heads. Every function's counts sum to exactly the given total.
+/// Budgets of layers. Every function's counts sum to exactly the given total.
 #pragma once
 
-#include <algorithm>   // std::clamp
-#include <cmath>       // std::exp
-#include <cstddef>     // std::size_t
-#include <cstdint>     // std::int64_t
-#include <functional>  // std::greater
-#include <numbers>     // std::numbers::pi
-#include <numeric>     // std::accumulate
+#include <algorithm>  // std::clamp
+#include <cmath>      // std::exp
+#include <cstdint>    // std::int64_t
+#include <numbers>    // std::numbers::pi
 #include <span>
 #include <vector>
 
-#include "kvmeld/search/select.hpp"
+#include "kvmeld/config.hpp"
+#include "kvmeld/detail/order.hpp"
 
-namespace kvmeld {
-inline namespace v0 {
+namespace kvmeld::inline v0 {
 
 namespace detail {
 
@@ -68,17 +65,18 @@ inline std::vector<index_t> proportional_budgets(std::span<const double> weights
   }
   const auto x = detail::filled(weights, total, least, most);
   std::vector<index_t> budget;
-  std::vector<std::size_t> order(x.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::vector<detail::keyed_slot> by_remainder;
   index_t missing = total;
   for (const double share : x) {
-    budget.push_back(static_cast<index_t>(std::floor(share)));
+    const double whole = std::floor(share);
+    by_remainder.push_back(
+        {detail::descending(share - whole), static_cast<index_t>(budget.size())});
+    budget.push_back(static_cast<index_t>(whole));
     missing -= budget.back();
   }
-  std::ranges::stable_sort(order, std::greater{},
-                           [&](std::size_t i) { return x[i] - std::floor(x[i]); });
-  for (std::size_t i = 0; i < static_cast<std::size_t>(missing); ++i) {
-    ++budget[order[i]];
+  detail::select(by_remainder, missing);
+  for (std::size_t i = 0; i < as_size(missing); ++i) {
+    ++budget[as_size(by_remainder[i].slot)];
   }
   return budget;
 }
@@ -115,17 +113,16 @@ inline std::vector<index_t> d2o_exempt_layers(index_t layers) {
 inline std::vector<index_t> layer_budgets(std::span<const double> variances, index_t layers,
                                           index_t length, index_t total,
                                           std::span<const index_t> exempt = {}) {
-  expects(
-      layers > 0 && !variances.empty() && variances.size() % static_cast<std::size_t>(layers) == 0,
-      "layer_budgets: expected variances [", layers, ", heads], got ", variances.size(),
-      " numbers");
+  expects(layers > 0 && !variances.empty() && variances.size() % as_size(layers) == 0,
+          "layer_budgets: expected variances [", layers, ", heads], got ", variances.size(),
+          " numbers");
   expects(length > 0, "layer_budgets: expected at least 1 token, got ", length);
   for (const index_t l : exempt) {
     expects(l >= 0 && l < layers, "layer_budgets: expected exempt layers 0 to ", layers - 1,
             ", got ", l);
   }
-  const std::size_t heads = variances.size() / static_cast<std::size_t>(layers);
-  std::vector<index_t> budget(static_cast<std::size_t>(layers), length), others;
+  const std::size_t heads = variances.size() / as_size(layers);
+  std::vector<index_t> budget(as_size(layers), length), others;
   std::vector<double> weights;
   std::int64_t rest = total;
   for (index_t l = 0; l < layers; ++l) {
@@ -133,7 +130,7 @@ inline std::vector<index_t> layer_budgets(std::span<const double> variances, ind
       rest -= length;
       continue;
     }
-    const auto of_layer = variances.subspan(static_cast<std::size_t>(l) * heads, heads);
+    const auto of_layer = variances.subspan(as_size(l) * heads, heads);
     const auto [low, high] = std::ranges::minmax(of_layer);
     double f = 0;
     for (const double x : of_layer) {
@@ -149,7 +146,7 @@ inline std::vector<index_t> layer_budgets(std::span<const double> variances, ind
     const auto shares =
         proportional_budgets(weights, static_cast<index_t>(rest), (length + 99) / 100, length);
     for (std::size_t i = 0; i < others.size(); ++i) {
-      budget[static_cast<std::size_t>(others[i])] = shares[i];
+      budget[as_size(others[i])] = shares[i];
     }
   }
   return budget;
@@ -163,7 +160,7 @@ inline std::vector<index_t> pyramid_kv(index_t layers, index_t length, index_t t
   expects(steepness >= 1 && std::isfinite(steepness),
           "pyramid_kv: expected a finite steepness of at least 1, got ", steepness);
   std::vector<double> weights;
-  weights.reserve(static_cast<std::size_t>(layers));
+  weights.reserve(as_size(layers));
   const double last = 1 / steepness, first = 2 - last;
   for (index_t l = 0; l < layers; ++l) {
     weights.push_back(layers == 1 ? 1 : first + (last - first) * l / (layers - 1));
@@ -178,7 +175,7 @@ inline std::vector<index_t> pyramid_infer(index_t layers, index_t length, index_
   expects(layers > 0, "pyramid_infer: expected at least 1 layer, got ", layers);
   expects(least > 0 && least <= 1, "pyramid_infer: expected a least weight in (0, 1], got ", least);
   std::vector<double> weights;
-  weights.reserve(static_cast<std::size_t>(layers));
+  weights.reserve(as_size(layers));
   for (index_t l = 0; l < layers; ++l) {
     const double turn = layers == 1 ? 0 : std::numbers::pi * l / (layers - 1);
     weights.push_back(least + (1 - least) * (1 + std::cos(turn)) / 2);
@@ -186,43 +183,4 @@ inline std::vector<index_t> pyramid_infer(index_t layers, index_t length, index_
   return proportional_budgets(weights, total, 1, length);
 }
 
-/// AdaKV's budgets of a layer's heads (arXiv 2407.11550): each head's own
-/// `floor(floor_alpha · total / heads)` best slots, then the best of all the others until `total`
-/// are chosen; ties to the lower head, then to the lower slot, NaN last. `scores [heads, slots]`.
-inline std::vector<index_t> ada_budgets(std::span<const float> scores, index_t heads, index_t total,
-                                        double floor_alpha = 0.2) {
-  expects(heads > 0 && scores.size() % static_cast<std::size_t>(heads) == 0,
-          "ada_budgets: expected scores [", heads, ", slots], got ", scores.size(), " numbers");
-  expects(floor_alpha >= 0 && floor_alpha <= 1, "ada_budgets: expected a floor in [0, 1], got ",
-          floor_alpha);
-  expects(total >= 0 && static_cast<std::size_t>(total) <= scores.size(),
-          "ada_budgets: expected 0 to ", scores.size(), " slots, got ", total);
-  const std::size_t slots = scores.size() / static_cast<std::size_t>(heads);
-  const auto floor =
-      std::min(slots, static_cast<std::size_t>(std::floor(floor_alpha * total / heads)));
-  std::vector<index_t> budget(static_cast<std::size_t>(heads), static_cast<index_t>(floor));
-  std::vector<std::size_t> order(scores.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  const auto better = [&](std::size_t a, std::size_t b) {
-    const float x = rank(scores[a]), y = rank(scores[b]);
-    return x > y || (x == y && a < b);
-  };
-  const auto begin_of = [&](std::size_t i) {
-    return order.begin() + static_cast<std::ptrdiff_t>(i);
-  };
-  std::vector<std::size_t> rest;
-  for (std::size_t h = 0; h < budget.size(); ++h) {
-    const auto first = begin_of(h * slots), end = begin_of((h + 1) * slots);
-    std::nth_element(first, begin_of(h * slots + floor), end, better);
-    rest.insert(rest.end(), begin_of(h * slots + floor), end);
-  }
-  const auto left = total - heads * static_cast<index_t>(floor);
-  std::nth_element(rest.begin(), rest.begin() + left, rest.end(), better);
-  for (index_t i = 0; i < left; ++i) {
-    ++budget[rest[static_cast<std::size_t>(i)] / slots];
-  }
-  return budget;
-}
-
-}  // namespace v0
-}  // namespace kvmeld
+}  // namespace kvmeld::inline v0

@@ -2,7 +2,7 @@
 /// How slots that a model's heads share are divided between them: by one threshold over the scores.
 #pragma once
 
-#include <algorithm>   // std::ranges::min_element
+#include <algorithm>   // std::min_element
 #include <cmath>       // std::isnan
 #include <cstdint>     // std::int64_t
 #include <functional>  // std::greater
@@ -77,7 +77,7 @@ void average_scores(index_t heads, const auto& state) {
       mean[s] = static_cast<float>(sum / heads);
     }
     for (index_t i = 1; i < heads; ++i) {
-      std::ranges::copy(mean, state(i).column(c).begin());
+      std::copy(mean.begin(), mean.end(), state(i).column(c).begin());
     }
   }
 }
@@ -119,9 +119,9 @@ inline std::vector<index_t> divide_slots(const std::vector<std::vector<float>>& 
                 mean = std::min(slots - shared.own, most);
   auto more = global_budgets(all, heads, static_cast<index_t>(std::int64_t{heads} * mean), most);
   // No policy can do without one slot more than what it protects: the heads that have most give.
-  for (auto fewest = std::ranges::min_element(more); *fewest < shared.least && mean > 0;
-       fewest = std::ranges::min_element(more)) {
-    ++*fewest, --*std::ranges::max_element(more);
+  for (auto fewest = std::min_element(more.begin(), more.end()); *fewest < shared.least && mean > 0;
+       fewest = std::min_element(more.begin(), more.end())) {
+    ++*fewest, --*std::max_element(more.begin(), more.end());
   }
   for (index_t& n : more) {
     n += shared.own;
@@ -141,7 +141,7 @@ inline std::vector<index_t> divide_by_layer(std::vector<std::vector<float>> scor
     for (std::vector<float>& best :
          std::span(scores).subspan(l * as_size(kv_heads), as_size(kv_heads))) {
       std::erase_if(best, [](float score) { return std::isnan(score); });
-      std::ranges::sort(best, std::greater<>{});
+      std::sort(best.begin(), best.end(), std::greater<>{});
       layers[l].resize(std::max(layers[l].size(), best.size()));
       count.resize(layers[l].size());
       for (std::size_t r = 0; r < best.size(); ++r) {
