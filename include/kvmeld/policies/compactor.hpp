@@ -105,8 +105,7 @@ struct compactor {
     auto score = scratch.column(n), leverage = scratch.column(m), attended = scratch.column(m);
     auto x = scratch.rows(dim, m);
     auto key = scratch.column(dim);
-    auto upper = scratch.rows(dim, dim);  // row by row: column by column, it is the lower triangle
-    Eigen::Map<Eigen::MatrixXf> covariance(upper.data(), dim, dim);
+    auto covariance = scratch.rows(dim, dim);
     rotation turn(head.spec().rope, dim);
     for (index_t j = 0; j < m; ++j) {
       const index_t s = others[as_size(j)];
@@ -124,7 +123,7 @@ struct compactor {
       for (index_t j = 0; j <= i; j += block) {
         const index_t width = std::min(block, dim - j);
         dense::set_product_transposed(1, x.middleRows(j, width), x.middleRows(i, height),
-                                      upper.block(j, i, width, height));
+                                      covariance.block(j, i, width, height));
       }
     }
     score::leverage(x, covariance, 0.01F, leverage);
@@ -164,7 +163,7 @@ struct compactor {
     }
     detail::sort_by_position(head, others, keyed);
   }
-  static void standardise(Eigen::Map<dense::vector>& x) {
+  static void standardise(dense::stored auto& x) {
     x.array() -= x.mean();
     const auto n = static_cast<float>(std::max(x.size() - 1, Eigen::Index{1}));
     x /= std::max(std::sqrt(x.squaredNorm() / n), 1e-6F);

@@ -45,7 +45,7 @@ struct dropkv {
     const auto v = [&](index_t s) { return row_map(values.data() + std::ptrdiff_t{s} * dim, dim); };
     for (index_t s = 0; s < n; ++s) {
       to_floats(head.value(s), dim, value.data());
-      v(s) = Eigen::Map<const Eigen::ArrayXf>(value.data(), dim).template cast<double>();
+      std::ranges::copy(value, v(s).data());
     }
     const auto last = queries.reference(window);
     score::query_blocks block(head, last);

@@ -76,10 +76,10 @@ struct logit_rule {
   logit_rule(const head_ref& head, Eigen::Index count)
       : scale(head.scale()), soft_cap(head.spec().soft_cap) {
     if (const float* const of_group = head.of_group(head.spec().sink_logits)) {
-      sinks = Eigen::Map<const vector>(of_group, head.group())
-                  .replicate(1, count)
-                  .transpose()
-                  .reshaped();
+      sinks.resize(head.group() * count);
+      for (index_t g = 0; g < head.group(); ++g) {
+        std::fill_n(sinks.data() + g * count, count, of_group[g]);
+      }
     }
   }
 

@@ -17,19 +17,18 @@ namespace kvmeld::inline v0 {
 namespace score {
 
 /// `x_iᵀ (C + λI)⁻¹ x_i` of every key, `λ = ridge · trace(C)/dim`. `x [dim, keys]`, row by row, is
-/// centred; of `covariance [dim, dim]`, column by column, the lower triangle is its own, up to a
-/// factor. Both are overwritten. `out [keys]`.
+/// centred; of `covariance [dim, dim]` the upper triangle is its own, up to a factor. Both are
+/// overwritten. `out [keys]`.
 template <dense::stored X>
 void leverage(X& x, dense::stored auto& covariance, float ridge, dense::stored auto& out) {
   using real = dense::scalar_of<X>;
   // A covariance of nothing (all keys alike) gives leverage 0, not 0/0.
   covariance.diagonal().array() += std::max(ridge * covariance.diagonal().mean(), 1e-20F);
-  const Eigen::LLT<Eigen::Ref<Eigen::Matrix<real, Eigen::Dynamic, Eigen::Dynamic>>> factor(
-      covariance);
-  // L⁻¹ x: its columns' squares are wanted. Column by column L is row by row its transpose.
-  const Eigen::Map<const dense::matrix_of<real>> upper(covariance.data(), covariance.rows(),
-                                                       covariance.cols());
-  dense::solve_lower(upper, x);
+  // Column by column, row by row's upper triangle is the lower one: L.
+  using columns = Eigen::Matrix<real, Eigen::Dynamic, Eigen::Dynamic>;
+  Eigen::Map<columns> lower(covariance.data(), covariance.rows(), covariance.cols());
+  const Eigen::LLT<Eigen::Ref<columns>> factor(lower);
+  dense::solve_lower(covariance, x);  // L⁻¹ x: its columns' squares are wanted
   out = x.colwise().squaredNorm().transpose();
 }
 
@@ -61,13 +60,12 @@ inline std::span<float> leverage_of_keys(const kv_head auto& head, float ridge,
   const auto slots = as_size(n), d = as_size(dim);
   detail::arena parts(scratch, slots + (slots + d + transposed_keys) * d);
   auto leverage = parts.column(n);
-  auto x = parts.rows(dim, n), products = parts.rows(dim, dim);
+  auto x = parts.rows(dim, n), covariance = parts.rows(dim, dim);
   unrotated_keys(head, x, parts.rows(transposed_keys, dim).data());
   for (index_t i = 0; i < dim; ++i) {
     x.row(i).array() -= x.row(i).mean();
   }
-  dense::set_product_transposed(1, x, x, products);
-  Eigen::Map<Eigen::MatrixXf> covariance(products.data(), dim, dim);
+  dense::set_product_transposed(1, x, x, covariance);
   score::leverage(x, covariance, ridge, leverage);
   return {leverage.data(), slots};
 }

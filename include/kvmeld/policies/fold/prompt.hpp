@@ -189,8 +189,8 @@ struct fold_prompt {
     dense::add_transposed_product(1 / static_cast<float>(queries.rows()), centred, centred,
                                   covariance);
     covariance.diagonal().array() += 1e-3F;
-    Eigen::MatrixXf lower = covariance;
-    const Eigen::LLT<Eigen::Ref<Eigen::MatrixXf>> factor(lower);
+    Eigen::Matrix<typename matrix::Scalar, Eigen::Dynamic, Eigen::Dynamic> lower = covariance;
+    const Eigen::LLT<Eigen::Ref<decltype(lower)>> factor(lower);
     covariance = factor.matrixL();
     const float norm = std::max(values.rowwise().norm().mean(), 1e-20F);
     matrix x(keys.rows(), keys.cols() + values.cols());
