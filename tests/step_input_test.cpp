@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A step's rows in the engine's own scalar.
+// Rows of steps, and queries of prompts, in the engine's own scalar.
 #include <catch2/catch.hpp>
 
 #include "support/fixtures.hpp"
@@ -12,12 +12,12 @@ using kvmeld::index_t;
 
 constexpr index_t heads = 3, group = 2, dim = 9, tokens = 40, target = 24;  // no whole vectors
 
-/// Decodes `tokens` steps whose rows come as `Scalar`, or as the floats that these are; gives all
-/// outputs and what the cache holds at the end.
+/// A prompt in two chunks, and `tokens` steps, whose rows come as `Scalar`, or as the floats that
+/// these are; gives all outputs and what the cache holds at the end.
 template <class Cache, class Scalar, class Given>
 std::vector<float> decoded(const kvmeld::any_policy& policy) {
   fixtures::random_bits().seed(7);
-  Cache kv({.heads = heads, .group = group, .dim = dim, .capacity = 40});
+  Cache kv({.heads = heads, .group = group, .dim = dim, .capacity = 80});
   kvmeld::compressor meld(kv, policy, budget{std::max(target, policy.min_budget())});
   std::vector<float> all, out(heads * group * dim);
   const auto given = [](std::size_t n) {
@@ -28,7 +28,13 @@ std::vector<float> decoded(const kvmeld::any_policy& policy) {
     });
     return as;
   };
-  for (index_t t = 0; t < tokens; ++t) {
+  for (const index_t chunk : {20, 15}) {
+    kv.append(kv.heads(0, 0), normal(chunk * heads * dim), normal(chunk * heads * dim), chunk);
+    meld.prompt(kv.heads(0, 0), kvmeld::queries(given(kvmeld::as_size(chunk) * heads * group * dim),
+                                                chunk, kv.spec()));
+  }
+  meld.end_prompt(0);
+  for (index_t t = 0; t < tokens && policy.supports_decode(); ++t) {
     const auto q = given(heads * group * dim), k = given(heads * dim), v = given(heads * dim);
     meld.step(kv.heads(0, 0), {.q = q, .k = k, .v = v}, out);
     all.insert(all.end(), out.begin(), out.end());
@@ -40,16 +46,14 @@ std::vector<float> decoded(const kvmeld::any_policy& policy) {
   return all;
 }
 
-TEMPLATE_TEST_CASE("a step's rows in 16 bits are the floats that they stand for", "[step][half]",
+TEMPLATE_TEST_CASE("rows and queries in 16 bits are the floats that they stand for", "[step][half]",
                    Eigen::half, Eigen::bfloat16) {
   for (const auto& p : kvmeld::any_policy::every()) {
-    if (p.supports_decode()) {
-      INFO(p.name());
-      CHECK(decoded<fixtures::cache<float>, TestType, TestType>(p) ==
-            decoded<fixtures::cache<float>, TestType, float>(p));
-      CHECK(decoded<fixtures::cache<TestType>, TestType, TestType>(p) ==
-            decoded<fixtures::cache<TestType>, TestType, float>(p));
-    }
+    INFO(p.name());
+    CHECK(decoded<fixtures::cache<float>, TestType, TestType>(p) ==
+          decoded<fixtures::cache<float>, TestType, float>(p));
+    CHECK(decoded<fixtures::cache<TestType>, TestType, TestType>(p) ==
+          decoded<fixtures::cache<TestType>, TestType, float>(p));
   }
 }
 

@@ -158,7 +158,8 @@ void observe(const P& p, const head_ref& head, head_state& state,
   state.extend(head.length());
   if (measured) {
     state.count_queries(queries.count);
-    hooks(p).observe(head, state, queries);
+    in_floats(queries, head.group(), head.dim(),
+              [&](const query_view<float>& own) { hooks(p).observe(head, state, own); });
   }
   unless_done.release();
 }

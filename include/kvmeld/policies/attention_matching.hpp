@@ -55,8 +55,7 @@ struct attention_matching {
     expects(false, "attention_matching: expected reference queries");
   }
 
-  template <class T>
-  void plan(const kv_head auto& head, const head_state&, const query_view<T>& reference,
+  void plan(const kv_head auto& head, const head_state&, const query_view<float>& reference,
             index_t target, slot_scratch&, merge_plan& out) const {
     // Types that depend on the head's: what is made of them is compiled where it is used.
     const auto queries = dense::queries(reference, head.group(), head.dim());

@@ -42,8 +42,7 @@ struct cam {
     std::copy(observed.attention.begin(), observed.attention.end(), state.column(0).begin());
   }
   /// What has no attention gives nothing away.
-  template <class T>
-  void observe(const kv_head auto&, head_state& state, const query_view<T>&) const {
+  void observe(const kv_head auto&, head_state& state, const query_view<float>&) const {
     std::ranges::fill(state.column(0), 0.0F);
   }
 

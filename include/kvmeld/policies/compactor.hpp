@@ -49,8 +49,8 @@ struct compactor {
   void observe(const kv_head auto&, head_state& state, const observation&) const {
     state.memory()[0] = 0;
   }
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+  void observe(const kv_head auto& head, head_state& state,
+               const query_view<float>& queries) const {
     state.memory()[0] = 1;
     const auto received = state.column(0);
     // What of a prompt came before has received what it will, but for the last of it, which was in

@@ -69,8 +69,8 @@ struct d2o {
     score::accumulate(state.column(score), observed.attention);
   }
 
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+  void observe(const kv_head auto& head, head_state& state,
+               const query_view<float>& queries) const {
     score::accumulate(state.column(score), head, queries, combine);
   }
 

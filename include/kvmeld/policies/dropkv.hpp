@@ -35,8 +35,8 @@ struct dropkv {
     expects(kernel > 0 && kernel % 2 == 1, "dropkv: expected an odd kernel, got ", kernel);
   }
 
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+  void observe(const kv_head auto& head, head_state& state,
+               const query_view<float>& queries) const {
     using row_map = Eigen::Map<Eigen::ArrayXd>;
     const index_t n = head.length(), dim = head.value_dim();
     // In double: v − o are differences of near numbers where one slot has nearly all attention.

@@ -94,8 +94,8 @@ struct ems {
     tokens.queries() = full ? 0 : tokens.queries();
   }
 
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+  void observe(const kv_head auto& head, head_state& state,
+               const query_view<float>& queries) const {
     const detail::ems_table tokens(state, head.group());
     // The window of a short last chunk reaches back: of the queries in `reach` the first `counted`
     // were summed with earlier chunks, the first `before_window` lie before the window.
@@ -132,9 +132,8 @@ struct ems {
   }
 
   /// A prompt: scores are pooled, what is beyond the band goes.
-  template <class T>
-  void plan(const kv_head auto& head, const head_state& state, const query_view<T>&, index_t target,
-            slot_scratch& work, merge_plan& out) const {
+  void plan(const kv_head auto& head, const head_state& state, const query_view<float>&,
+            index_t target, slot_scratch& work, merge_plan& out) const {
     const detail::ems_table tokens(state, head.group());
     const auto s = pooled(head, tokens);
     plan(head, tokens, search::column_score(s), target, gamma - 1, work, out);

@@ -55,8 +55,8 @@ struct expected_attention {
               scratch.data());
     }
   }
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+  void observe(const kv_head auto& head, head_state& state,
+               const query_view<float>& queries) const {
     constexpr index_t most = 256;  // queries at a time
     const index_t group = head.group(), dim = head.dim();
     rotation turn(head.spec().rope, dim);
@@ -76,7 +76,7 @@ struct expected_attention {
         turn.by(-queries.position_of(i, head.next_position()));
         for (index_t g = 0; g < group; ++g) {
           float* const row = &x(g * rows + r, 0);
-          to_floats(kvmeld::row<const T>{queries.at(g, i)}, dim, row);
+          std::copy_n(queries.at(g, i), dim, row);
           turn(row);
         }
       }

@@ -156,8 +156,8 @@ struct fold {
     memory_of(head, state).remember(observed.query, head.next_position() - 1, decode.stride);
   }
 
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+  void observe(const kv_head auto& head, head_state& state,
+               const query_view<float>& queries) const {
     if (pins == pin_rule::scores && queries.position == nullptr) {
       // With all queries since the first that scored these are the scores of one pass; with fewer a
       // slot keeps the largest that it had.
@@ -178,8 +178,7 @@ struct fold {
   }
 
   /// A prompt, on its reference queries.
-  template <class T>
-  void plan(const kv_head auto& head, const head_state& state, const query_view<T>& queries,
+  void plan(const kv_head auto& head, const head_state& state, const query_view<float>& queries,
             index_t target, slot_scratch& work, merge_plan& out) const {
     float log_gain = 0;
     if (pins == pin_rule::scores &&

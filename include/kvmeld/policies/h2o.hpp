@@ -30,8 +30,8 @@ struct h2o {
     score::accumulate(state.column(0), observed.attention);
   }
 
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+  void observe(const kv_head auto& head, head_state& state,
+               const query_view<float>& queries) const {
     score::accumulate(state.column(0), head, queries, combine);
   }
 

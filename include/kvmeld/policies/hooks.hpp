@@ -48,18 +48,10 @@ class hooks {
   /// One decode step's attention, or reference queries.
   void observe(const head_ref& head, head_state& state, const observation& seen) const;
   void observe(const head_ref& head, head_state& state, const query_view<float>& seen) const;
-  void observe(const head_ref& head, head_state& state, const query_view<Eigen::half>& seen) const;
-  void observe(const head_ref& head, head_state& state,
-               const query_view<Eigen::bfloat16>& seen) const;
 
   /// A plan on `queries`, if there are any and the policy takes them.
   void plan(const head_ref& head, const head_state& state, const query_view<float>& queries,
             index_t target, slot_scratch& work, merge_plan& out) const;
-  void plan(const head_ref& head, const head_state& state, const query_view<Eigen::half>& queries,
-            index_t target, slot_scratch& work, merge_plan& out) const;
-  void plan(const head_ref& head, const head_state& state,
-            const query_view<Eigen::bfloat16>& queries, index_t target, slot_scratch& work,
-            merge_plan& out) const;
 
   /// What the policy wants compared during the step's attention; nothing, if it predicts nothing.
   void predict_victim(const head_ref& head, head_state& state, index_t target,
@@ -98,27 +90,6 @@ class hooks {
       p_.observe(head, state, seen);
     }
   }
-  void plan_any(const head_ref& head, const head_state& state, const auto& queries, index_t target,
-                slot_scratch& work, merge_plan& out) const {
-    if constexpr (detail::chosen_at_run_time<P>) {
-      return p_.visit([&](const auto& one) {
-        kvmeld::hooks(one).plan(head, state, queries, target, work, out);
-      });
-    } else {
-      if constexpr (requires { p_.plan(head, state, queries, target, work, out); }) {
-        if (queries.count > 0) {
-          return p_.plan(head, state, queries, target, work, out);
-        }
-      }
-      if constexpr (detail::makes_plans<const P>) {
-        p_.plan(head, state, target, work, out);
-      } else {
-        evict(head, target, detail::protected_slots_of(p_, head, target),
-              detail::score_of(p_, head, state), work, out);
-      }
-    }
-  }
-
   const P& p_;
 };
 
@@ -131,33 +102,26 @@ void hooks<P>::observe(const head_ref& head, head_state& state,
                        const query_view<float>& seen) const {
   observe_any(head, state, seen);
 }
-template <class P>
-void hooks<P>::observe(const head_ref& head, head_state& state,
-                       const query_view<Eigen::half>& seen) const {
-  observe_any(head, state, seen);
-}
-template <class P>
-void hooks<P>::observe(const head_ref& head, head_state& state,
-                       const query_view<Eigen::bfloat16>& seen) const {
-  observe_any(head, state, seen);
-}
 
 template <class P>
 void hooks<P>::plan(const head_ref& head, const head_state& state, const query_view<float>& queries,
                     index_t target, slot_scratch& work, merge_plan& out) const {
-  plan_any(head, state, queries, target, work, out);
-}
-template <class P>
-void hooks<P>::plan(const head_ref& head, const head_state& state,
-                    const query_view<Eigen::half>& queries, index_t target, slot_scratch& work,
-                    merge_plan& out) const {
-  plan_any(head, state, queries, target, work, out);
-}
-template <class P>
-void hooks<P>::plan(const head_ref& head, const head_state& state,
-                    const query_view<Eigen::bfloat16>& queries, index_t target, slot_scratch& work,
-                    merge_plan& out) const {
-  plan_any(head, state, queries, target, work, out);
+  if constexpr (detail::chosen_at_run_time<P>) {
+    return p_.visit(
+        [&](const auto& one) { kvmeld::hooks(one).plan(head, state, queries, target, work, out); });
+  } else {
+    if constexpr (detail::plans_with_queries<const P>) {
+      if (queries.count > 0) {
+        return p_.plan(head, state, queries, target, work, out);
+      }
+    }
+    if constexpr (detail::makes_plans<const P>) {
+      p_.plan(head, state, target, work, out);
+    } else {
+      evict(head, target, detail::protected_slots_of(p_, head, target),
+            detail::score_of(p_, head, state), work, out);
+    }
+  }
 }
 
 template <class P>
@@ -242,7 +206,10 @@ void plan(const P& p, const head_ref& head, const head_state& state,
     }
     return;
   }
-  hooks(p).plan(head, state, queries, target, work, out);
+  const auto make = [&](const query_view<float>& own) {
+    hooks(p).plan(head, state, own, target, work, out);
+  };
+  traits::uses_queries(p) ? in_floats(queries, head.group(), head.dim(), make) : make(no_queries);
   out.set_for_rotated_values(head.rotates_values());
   merge::keep_in_range(head, out);
 }

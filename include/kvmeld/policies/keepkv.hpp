@@ -102,8 +102,8 @@ struct keepkv {
             "keepkv: expected the step's query and log-sum-exp");
     detail::each_log_score(head, step, taken(state));
   }
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+  void observe(const kv_head auto& head, head_state& state,
+               const query_view<float>& queries) const {
     const auto given = queries.reference(window);
     const auto counted =
         variant == mode::code ? given.last(window) : given;  // a window has no more rows
@@ -119,9 +119,8 @@ struct keepkv {
   }
 
   /// A prompt: merges first, then evicts.
-  template <class T>
-  void plan(const kv_head auto& head, const head_state& state, const query_view<T>&, index_t target,
-            slot_scratch& work, merge_plan& out) const {
+  void plan(const kv_head auto& head, const head_state& state, const query_view<float>&,
+            index_t target, slot_scratch& work, merge_plan& out) const {
     if (variant == mode::code || !merge_first) {
       return plan(head, state, target, work, out);
     }

@@ -96,8 +96,8 @@ struct kvmerger {
     score::accumulate(state.column(score), observed.attention);
   }
 
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+  void observe(const kv_head auto& head, head_state& state,
+               const query_view<float>& queries) const {
     score::accumulate(state.column(score), head, queries, combine);
     if (share_slots > 0) {
       rank_to_share(head, state);

@@ -56,8 +56,8 @@ struct kvzip {
             "kvzip: plus=1: expected queries with their hidden_norm, got a step's attention");
     raise(state.column(0), observed.attention);
   }
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+  void observe(const kv_head auto& head, head_state& state,
+               const query_view<float>& queries) const {
     std::vector<float> largest(as_size(head.length()));
     if (plus) {
       weighted_scores(head, queries, largest);
@@ -76,8 +76,7 @@ struct kvzip {
 
  private:
   /// The largest of `a_gij ‖W_O^g v_j‖ / ‖h_i‖` over queries `i` and query heads `g`.
-  template <class T>
-  void weighted_scores(const kv_head auto& head, const query_view<T>& queries,
+  void weighted_scores(const kv_head auto& head, const query_view<float>& queries,
                        std::span<float> largest) const {
     expects(errc::unsupported, output.data != nullptr,
             "kvzip: plus=1: expected the output projection, got none");

@@ -85,8 +85,7 @@ struct massfold {
   void observe(const kv_head auto& head, head_state& state, const observation& seen) const {
     hooks(scorer).observe(head, state, seen);
   }
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& seen) const {
+  void observe(const kv_head auto& head, head_state& state, const query_view<float>& seen) const {
     hooks(scorer).observe(head, state, seen);
   }
 

@@ -156,9 +156,9 @@ concept updates_by = requires(P& p, hook_arguments& x, const Change& change) {
 ///     void observe(const kv_head auto& head, head_state&, const observation&) const;
 ///                                                       one decode step's; refuses what it cannot
 ///                                                       do without before it changes the state
-///     void observe(const kv_head auto& head, head_state&, const query_view<T>&) const;
+///     void observe(const kv_head auto& head, head_state&, const query_view<float>&) const;
 ///                                                       reference queries'
-///     void plan(const kv_head auto& head, const head_state&, const query_view<T>& queries,
+///     void plan(const kv_head auto& head, const head_state&, const query_view<float>& queries,
 ///               index_t target, slot_scratch& work, merge_plan& out) const;
 ///                                                       on the reference queries themselves
 ///

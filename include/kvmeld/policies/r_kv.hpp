@@ -54,13 +54,13 @@ struct r_kv {
       return row<const float>{observed.query + std::ptrdiff_t{g} * head.dim()};
     });
   }
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+  void observe(const kv_head auto& head, head_state& state,
+               const query_view<float>& queries) const {
     // Those before them are held already.
-    const query_view<T> latest = queries.last(std::min(window, queries.count));
+    const query_view<float> latest = queries.last(std::min(window, queries.count));
     for (index_t i = 0; i < latest.count; ++i) {
       hold(head, state, latest.position_of(i, head.next_position()),
-           [&](index_t g) { return row<const T>{latest.at(g, i)}; });
+           [&](index_t g) { return row<const float>{latest.at(g, i)}; });
     }
   }
 

@@ -30,8 +30,7 @@ struct random_tokens {
   }
 
   /// Of a prompt's queries, only where they end.
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>&) const {
+  void observe(const kv_head auto& head, head_state& state, const query_view<float>&) const {
     if (prompt) {
       state.memory()[0] = static_cast<float>(head.next_position());
     }

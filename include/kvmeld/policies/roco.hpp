@@ -37,8 +37,8 @@ struct roco {
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     count(head, state, observed.attention, head.next_position() - 1);
   }
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+  void observe(const kv_head auto& head, head_state& state,
+               const query_view<float>& queries) const {
     score::for_each_query(
         head, queries, group_combine::sum,
         [&](auto attention, index_t at, index_t) { count(head, state, attention, at); });

@@ -44,8 +44,8 @@ struct scissorhands {
     mark(head, observed.attention, at, visible_slots(head, at), state.column(current));
     score::count_in_window(state.memory()[0], history, state.column(current), state.column(past));
   }
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+  void observe(const kv_head auto& head, head_state& state,
+               const query_view<float>& queries) const {
     const auto before = state.column(past), now = state.column(current);
     std::fill(before.begin(), before.end(), 0.0F);
     std::fill(now.begin(), now.end(), state.memory()[0] = 0);

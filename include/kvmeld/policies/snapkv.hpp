@@ -46,8 +46,8 @@ struct snapkv {
     score::count_in_window(state.memory()[0], window, state.column(current), state.column(past));
   }
 
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+  void observe(const kv_head auto& head, head_state& state,
+               const query_view<float>& queries) const {
     const auto s = state.column(past), now = state.column(current);
     column_scores(head, queries.reference(window), {.combine = combine}, {.total = s});
     const auto in_window = search::protect(head, 0, window);

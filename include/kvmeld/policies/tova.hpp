@@ -26,8 +26,8 @@ struct tova {
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
     std::copy(observed.attention.begin(), observed.attention.end(), state.column(0).begin());
   }
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+  void observe(const kv_head auto& head, head_state& state,
+               const query_view<float>& queries) const {
     column_scores(head, queries.reference(1), {.combine = combine}, {.total = state.column(0)});
   }
 

@@ -60,12 +60,12 @@ struct triattention {
       });
     }
   }
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+  void observe(const kv_head auto& head, head_state& state,
+               const query_view<float>& queries) const {
     rotation turn(head.spec().rope, head.dim());
     for (index_t i = 0; calibration.empty() && i < queries.count; ++i) {
       count(head, state, turn, queries.position_of(i, head.next_position()),
-            [&](index_t g) { return row<const T>{queries.at(g, i)}; });
+            [&](index_t g) { return row<const float>{queries.at(g, i)}; });
     }
   }
 

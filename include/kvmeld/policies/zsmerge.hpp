@@ -70,8 +70,8 @@ struct zsmerge {
     score::accumulate(state.column(score), observed.attention, decay);
   }
 
-  template <class T>
-  void observe(const kv_head auto& head, head_state& state, const query_view<T>& queries) const {
+  void observe(const kv_head auto& head, head_state& state,
+               const query_view<float>& queries) const {
     std::vector<float> decayed(as_size(head.length()));
     column_scores(head, queries, {.decay = decay, .combine = combine}, {.decayed = decayed});
     const auto age = static_cast<float>(std::pow(double{decay}, queries.count));

@@ -63,6 +63,26 @@ struct query_view {
 /// For policies that need none.
 inline constexpr query_view<float> no_queries{};
 
+/// Calls `use` with the queries of one KV head, those before them too, in float: in place, or from
+/// 16 bits as a copy. So what measures them is compiled once.
+template <class T, class Use>
+void in_floats(const query_view<T>& q, index_t group, index_t dim, const Use& use) {
+  if constexpr (std::same_as<T, float>) {
+    use(q);
+  } else {
+    const std::ptrdiff_t size = std::ptrdiff_t{group} * dim;
+    std::vector<float> all(as_size(q.before + q.count, size));
+    float* const first = all.data() + q.before * size;
+    for (index_t i = -q.before; i < q.count; ++i) {
+      for (index_t g = 0; g < group; ++g) {
+        to_floats(row<const T>{q.at(g, i)}, dim, first + i * size + std::ptrdiff_t{g} * dim);
+      }
+    }
+    use(query_view<float>{first, q.count, 0, dim, size, q.position, q.before, q.log_sum_exp,
+                          q.hidden_norm});
+  }
+}
+
 /// A prompt's own queries, rotated (after RoPE): `[queries, heads · group, dim]`.
 template <plain_scalar Scalar>
 query_view<Scalar> prompt_queries(const Scalar* data, index_t count, index_t heads, index_t group,

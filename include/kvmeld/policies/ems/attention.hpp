@@ -119,9 +119,9 @@ void each_token_attention(const Head& head, const ems_logits<Head, State>& logit
 
 /// `take(query, token, attention)` for reference queries, one after another: what `column_scores`
 /// sums, where entries are shared. An entry is seen from its centre's position on.
-template <kv_head Head, class T, class Take>
+template <kv_head Head, class Take>
 void each_token_attention(const Head& head, const ems_mass<Head>& mass,
-                          const ems_table<head_state>& table, const query_view<T>& queries,
+                          const ems_table<head_state>& table, const query_view<float>& queries,
                           group_combine how, Take take) {
   const auto n = as_size(head.length()), group = as_size(head.group()), dim = as_size(head.dim());
   std::vector<float> query(group * dim), p(group * n), combined(n);
@@ -129,8 +129,7 @@ void each_token_attention(const Head& head, const ems_mass<Head>& mass,
     const index_t position = queries.position_of(i, head.next_position());
     for (std::size_t g = 0; g < group; ++g) {
       float* q = query.data() + g * dim;
-      const T* from = queries.at(static_cast<index_t>(g), i);
-      std::transform(from, from + dim, q, [](T x) { return static_cast<float>(x); });
+      std::copy_n(queries.at(static_cast<index_t>(g), i), dim, q);
       const auto logits = std::span(p).subspan(g * n, n);
       for (std::size_t s = 0; s < n; ++s) {
         const auto slot = static_cast<index_t>(s);

@@ -61,8 +61,7 @@ class fold_memory {
   }
 
   /// Reference queries: as many as there is room for, evenly spread. `next_position`: so far.
-  template <class T>
-  void remember(const query_view<T>& reference, index_t next_position) {
+  void remember(const query_view<float>& reference, index_t next_position) {
     if (layout_.queries == 0) {
       return;
     }
@@ -84,11 +83,10 @@ class fold_memory {
   index_t slot_of(index_t i) const { return layout_.slot_of(i, get(held), get(newest)); }
   Float* at(index_t g, index_t slot) const { return floats_.data() + layout_.query(g, slot); }
   std::size_t bytes() const { return as_size(layout_.dim) * sizeof(std::uint16_t); }
-  template <class T>
-  void put(const T* q, Float* to) const {
+  void put(const float* q, Float* to) const {
     std::uint16_t bits[rotation::max_dim];
     std::transform(q, q + layout_.dim, bits,
-                   [](T x) { return static_cast<Eigen::bfloat16>(static_cast<float>(x)).value; });
+                   [](float x) { return static_cast<Eigen::bfloat16>(x).value; });
     std::memcpy(to, bits, bytes());
   }
 

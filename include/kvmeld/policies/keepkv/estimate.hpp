@@ -70,15 +70,13 @@ void each_log_score(const kv_head auto& head, const observation& observed, Take 
 /// The same for reference queries, each over the slots at or before its position: `take(i, first,
 /// S, count)` for query `i` and a block of slots that all see, `take(i, s, S)` for one of another
 /// block. The queries of a block come in their order.
-template <class T, class Array = dense::array, class Take>
-void each_log_score(const kv_head auto& head, const query_view<T>& q, Take take) {
+template <class Array = dense::array, class Take>
+void each_log_score(const kv_head auto& head, const query_view<float>& q, Take take) {
   const index_t group = head.group();
   dense::matrix queries(Eigen::Index{q.count} * group, head.dim());  // one query's heads together
   for (index_t i = 0; i < q.count; ++i) {
     for (index_t g = 0; g < group; ++g) {
-      queries.row(Eigen::Index{i} * group + g) =
-          Eigen::Map<const Eigen::Matrix<T, 1, Eigen::Dynamic>>(q.at(g, i), head.dim())
-              .template cast<float>();
+      std::copy_n(q.at(g, i), head.dim(), &queries(Eigen::Index{i} * group + g, 0));
     }
   }
   const dense::logit_rule rule(head, q.count);
