@@ -80,8 +80,7 @@ struct entry_stream {
     };
     for (index_t h = 0; h < shape.heads; ++h) {
       for (index_t c = 0; c < state.count; ++c) {
-        const auto first = c * state.column_stride + h * state.head_stride;
-        equal(state.columns + first, other.state.columns + first, kv.length[h]);
+        equal(state.column(c, h), other.state.column(c, h), kv.length[h]);
       }
       equal(state.memory_of(h), other.state.memory_of(h), state.floats);
     }

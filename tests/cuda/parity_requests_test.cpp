@@ -94,7 +94,7 @@ struct server {
         x.push_back(kv.log_mass[kv.at(h, s)]);
         x.push_back(static_cast<float>(kv.position[kv.at(h, s)]));
         for (index_t c = 0; c < state.count; ++c) {
-          x.push_back(on_host(state.column(kv.view(), c, h).data)[s]);
+          x.push_back(on_host(state.column(c, h))[s]);
         }
       }
       const float* const floats = on_host(state.memory_of(h));

@@ -49,7 +49,7 @@ void check_made(const Policy& p) {
       const auto& column = columns[static_cast<std::size_t>(c)];
       same = same && state.merges[c] == column.reduce && state.initial[c] == column.initial;
       for (index_t s = 0; s < shape.capacity; ++s) {
-        same = same && on_host(state.column(kv.view(), c, h).data)[s] == column.initial;
+        same = same && on_host(state.column(c, h))[s] == column.initial;
       }
     }
     for (index_t i = 0; i < state.floats; ++i) {
@@ -140,11 +140,11 @@ void check_strides(const Policy& p, index_t target) {
   bool same = true, untouched = true;
   for (index_t h = 0; h < shape.heads; ++h) {
     for (index_t c = 0; c < made.count; ++c) {
-      const float* const ours = on_host(made.column(one.kv.view(), c, h).data);
-      const float* const theirs = on_host(strided.column(again.kv.view(), c, h).data);
-      same = same && std::equal(ours, ours + one.kv.length[h], theirs);
+      same = same &&
+             std::equal(on_host(made.column(c, h)), on_host(made.column(c, h)) + one.kv.length[h],
+                        on_host(strided.column(c, h)));
       unsigned behind = 0;
-      std::memcpy(&behind, theirs + shape.capacity, sizeof behind);
+      std::memcpy(&behind, on_host(strided.column(c, h)) + shape.capacity, sizeof behind);
       untouched = untouched && behind == 0xcdcdcdcd;
     }
     same = same && (made.floats == 0 ||

@@ -7,8 +7,7 @@
 
 namespace kvmeld::cuda::detail {
 
-/// Initial numbers in all columns (in pages: of the slots in use), zeros in the memory, nothing
-/// predicted.
+/// Initial numbers in all columns, zeros in the memory, nothing predicted.
 template <class Scalar>
 struct clear_state {
   static constexpr index_t threads = 256;
@@ -22,12 +21,9 @@ struct clear_state {
     const index_t h = cache.head();
     const index_t first = block_y() * threads + thread_index();
     const index_t step = grid_y() * threads;
-    const index_t n = cache.slot_page == 0               ? cache.stride()
-                      : cache.length[h] < cache.capacity ? cache.length[h]
-                                                         : cache.capacity;
     for (index_t c = 0; c < state.count; ++c) {
-      for (index_t s = first; s < n; s += step) {
-        state.column(cache, c, h)[s] = state.initial[c];
+      for (index_t s = first; s < cache.stride(); s += step) {
+        state.column(c, h)[s] = state.initial[c];
       }
     }
     for (index_t i = first; i < state.floats; i += step) {
@@ -45,10 +41,8 @@ namespace kvmeld::cuda {
 
 namespace detail {
 
-/// The state of `policy` in `from`: `[columns, heads, capacity]`, none where slots lie in pages,
-/// and
-/// `[heads, floats]`, and of policies that compare the evicted slot with all others `[heads,
-/// compared_rows]` predictions.
+/// The state of `policy` in `from`: `[columns, heads, capacity]` and `[heads, floats]`, and of
+/// policies that compare the evicted slot with all others `[heads, compared_rows]` predictions.
 template <class Policy, class Scalar>
 state_view allocate_state(workspace_allocator& from, const Policy& policy,
                           const cache_view<Scalar>& cache) {
@@ -64,7 +58,7 @@ state_view allocate_state(workspace_allocator& from, const Policy& policy,
     state.merges[state.count] = column.reduce, state.initial[state.count] = column.initial;
     ++state.count;
   }
-  state.columns = cache.slot_page == 0 ? from.take<float>(columns.size() * slots) : nullptr;
+  state.columns = from.take<float>(columns.size() * slots);
   state.head_stride = cache.stride();
   state.column_stride = static_cast<std::ptrdiff_t>(slots);
   state.memory = from.take<float>(heads * floats);
@@ -77,7 +71,7 @@ state_view allocate_state(workspace_allocator& from, const Policy& policy,
 
 }  // namespace detail
 
-/// Bytes of the state of all heads of `cache`, but for columns in pages.
+/// Bytes of the state of all heads of `cache`.
 template <class Policy, class Scalar>
 std::size_t state_bytes(const Policy& policy, const cache_view<Scalar>& cache) {
   workspace_allocator count;
@@ -85,8 +79,7 @@ std::size_t state_bytes(const Policy& policy, const cache_view<Scalar>& cache) {
   return count.used();
 }
 
-/// Every head's state as it is before anything was observed; columns in pages only of the `length`
-/// slots in use. One launch.
+/// Every head's state as it is before anything was observed. One launch.
 template <class Scalar>
 void clear(const state_view& state, const cache_view<Scalar>& cache, stream stream) {
   check(cache), check(state, cache, 0, static_cast<std::size_t>(state.floats), "cuda clear");
@@ -97,20 +90,15 @@ void clear(const state_view& state, const cache_view<Scalar>& cache, stream stre
 }
 
 /// The state of `policy` for all heads of `cache`, in the caller's device memory of `state_bytes`,
-/// aligned to 256 bytes; cleared on `stream` in one launch. Where slots lie in pages, so do the
-/// columns, one `column_stride` numbers after the other. `kvmeld::error`: a policy with more than
-/// `max_columns` columns, too little memory, columns in pages that are null.
+/// aligned to 256 bytes; cleared on `stream` in one launch. `kvmeld::error`: a policy with more
+/// than `max_columns` columns, too little memory.
 template <class Policy, class Scalar>
 state_view make_state_view(const Policy& policy, const cache_view<Scalar>& cache, workspace memory,
-                           stream stream, float* columns = nullptr,
-                           std::ptrdiff_t column_stride = 0) {
+                           stream stream) {
   check(cache);
   workspace_allocator from(memory);
-  state_view state = detail::allocate_state(from, policy, cache);
+  const state_view state = detail::allocate_state(from, policy, cache);
   from.check("cuda make_state_view", "state_bytes");
-  if (cache.slot_page != 0) {
-    state.columns = columns, state.column_stride = column_stride;
-  }
   clear(state, cache, stream);
   return state;
 }

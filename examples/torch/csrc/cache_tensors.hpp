@@ -32,17 +32,15 @@ struct tensor_rows {
   kvmeld::head_rows of(index_t h) const { return {data + h * head, row, element}; }
 };
 
-/// An engine's pages, on a GPU alone.
+/// An engine's pages of keys and values, on a GPU alone.
 struct page_tensors {
   const index_t* table = nullptr;  ///< [sequences, pages]; null: no pages
   index_t pages = 0;
-  index_t heads = 0;    ///< KV heads of a sequence
-  index_t slots = 0;    ///< of a page
-  index_t numbers = 0;  ///< page to page of log-mass, positions and columns
-  std::ptrdiff_t column = 0;
+  index_t heads = 0;  ///< KV heads of a sequence
+  index_t slots = 0;  ///< of a page
 };
 
-/// Where the numbers of a cache lie. All but keys and values is contiguous, or in pages.
+/// Where the numbers of a cache lie. All but keys and values is contiguous.
 struct cache_tensors {
   tensor_shape shape;
   std::shared_ptr<const kvmeld::attention_spec> spec;  ///< heads point to it

@@ -129,7 +129,6 @@ class device_kernels final : public device_calls {
                               at.shape.group,
                               at.spec->scale,
                               at.spec.get()};
-    x.slot_page = at.paged.numbers;
     x.soft_cap = {at.spec->soft_cap, at.spec->scale};
     return call.active == nullptr ? x : x.with_active(call.active, call.active_count);
   }
@@ -147,8 +146,7 @@ class device_kernels final : public device_calls {
     kvmeld::expects(floats <= static_cast<std::size_t>(at.memory_row), Policy::name(),
                     ": expected memory of at least ", floats, " floats per head, got ",
                     at.memory_row);
-    const bool pages = at.paged.table != nullptr;
-    x.columns = at.columns, x.column_stride = pages ? at.paged.column : at.shape.capacity;
+    x.columns = at.columns, x.column_stride = at.shape.capacity;
     x.head_stride = std::ptrdiff_t{at.column_count} * at.shape.capacity;
     if (x.head_stride == 0) {
       x.head_stride = at.shape.capacity;

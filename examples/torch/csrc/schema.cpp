@@ -55,13 +55,12 @@ std::vector<double> initial_columns(const text& policy) {
 }  // namespace
 
 void declare(torch::Library& m) {
-  // `cache`: keys, values, log_mass, position, length, seen, columns, memory, measured. On a GPU in
-  // an engine's pages too: keys and values [pages, slots, heads, dim] and, in pages that lie
-  // equally far apart, log_mass and position [pages, heads, slots], columns [pages, columns, heads,
-  // slots]; length, seen and memory for the heads of all sequences; and for measured the table
-  // [sequences, pages of each] in int32. `terms`: what a model's attention has beside group and
-  // scale (`read_terms`), on the CPU. `places`: heads in int32 on a GPU, -1 for none, which a graph
-  // reads when it is replayed.
+  // `cache`: keys, values, log_mass, position, length, seen, columns, memory, measured. On a GPU
+  // keys and values may lie in an engine's pages [pages, slots, heads of a sequence, dim]; heads
+  // are those of all sequences then, the capacity is a row of the table [sequences, pages of each]
+  // in int32, which takes the place of measured. `terms`: what a model's attention has beside group
+  // and scale (`read_terms`), on the CPU. `places`: heads in int32 on a GPU, -1 for none, which a
+  // graph reads when it is replayed.
   m.def(
       "compress(str policy, Tensor(a!)[] cache, Tensor? queries, int[] budget, *, int[] "
       "trigger=[], Tensor? positions=None, int group=1, float scale=0., Tensor? terms=None) -> ()");

@@ -91,27 +91,10 @@ index_t index_of(const char* what, std::int64_t x, std::int64_t least) {
   return static_cast<index_t>(x);
 }
 
-/// Numbers of slots `[pages, ..., heads of a sequence, slots of a page]`, each page's dense but for
-/// columns, all as many numbers apart.
-template <class T>
-T* paged_data(at::Device device, const char* what, const at::Tensor& x, at::ScalarType type,
-              at::IntArrayRef sizes, const page_tensors& pages) {
-  expect_on(device, what, x);
-  expect_sizes(what, x, sizes);
-  expect_type(what, x, type);
-  if (x.numel() > 0 &&
-      (x.stride(0) != pages.numbers || x.stride(-1) != 1 || x.stride(-2) != pages.slots)) {
-    expects(false, what, ": expected pages ", pages.numbers, " numbers apart of heads ",
-            pages.slots, " apart, got strides ", text_of(x.strides()));
-  }
-  return static_cast<T*>(x.data_ptr());
-}
-
 /// How the pages of keys `[pages, slots, heads of a sequence, dim]` are found.
 page_tensors pages_of(at::Device device, const at::Tensor& keys, const at::Tensor& table,
-                      const at::Tensor& log_mass, const at::Tensor& length) {
-  if (table.dim() != 2 || log_mass.dim() != 3 || length.dim() != 1 ||
-      length.size(0) != table.size(0) * keys.size(2)) {
+                      const at::Tensor& length) {
+  if (table.dim() != 2 || length.dim() != 1 || length.size(0) != table.size(0) * keys.size(2)) {
     expects(false, "table: expected [sequences, pages] and lengths of ", keys.size(2),
             " heads of each sequence, got ", text_of(table.sizes()), " and ",
             text_of(length.sizes()));
@@ -119,8 +102,7 @@ page_tensors pages_of(at::Device device, const at::Tensor& keys, const at::Tenso
   return {.table = data_of<index_t>(device, "table", table, at::kInt, table.sizes()),
           .pages = index_of("table", table.size(1), 1),
           .heads = index_of("heads", keys.size(2), 1),
-          .slots = index_of("slots", keys.size(1), 1),
-          .numbers = index_of("log_mass", log_mass.stride(0), 1)};
+          .slots = index_of("slots", keys.size(1), 1)};
 }
 
 }  // namespace
@@ -147,7 +129,7 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
   expect_sizes("values", values, {sizes.data(), axes});
   page_tensors& pages = out.paged;
   if (paged) {
-    pages = pages_of(device, keys, at(part::measured), at(part::log_mass), at(part::length));
+    pages = pages_of(device, keys, at(part::measured), at(part::length));
   }
   const std::int64_t heads = paged ? at(part::length).size(0) : keys.size(0),
                      capacity = paged ? std::int64_t{pages.pages} * pages.slots : keys.size(1);
@@ -169,27 +151,19 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
   }
   out.spec = std::make_shared<const kvmeld::attention_spec>(spec.checked());
   out.keys = layout_of("keys", keys), out.values = layout_of("values", values);
-  const at::Tensor &log_mass = at(part::log_mass), &position = at(part::position);
-  const std::int64_t of_page[] = {keys.size(0), pages.heads, pages.slots};
-  out.log_mass = paged
-                     ? paged_data<float>(device, "log_mass", log_mass, at::kFloat, of_page, pages)
-                     : data_of<float>(device, "log_mass", log_mass, at::kFloat, {heads, capacity});
-  out.position = paged
-                     ? paged_data<index_t>(device, "position", position, at::kInt, of_page, pages)
-                     : data_of<index_t>(device, "position", position, at::kInt, {heads, capacity});
+  out.log_mass =
+      data_of<float>(device, "log_mass", at(part::log_mass), at::kFloat, {heads, capacity});
+  out.position =
+      data_of<index_t>(device, "position", at(part::position), at::kInt, {heads, capacity});
   out.length = data_of<index_t>(device, "length", at(part::length), at::kInt, {heads});
   out.seen = data_of<index_t>(device, "seen", at(part::seen), at::kInt, {heads});
   const at::Tensor &columns = at(part::columns), &memory = at(part::memory);
-  if (columns.dim() != (paged ? 4 : 3)) {
+  if (columns.dim() != 3) {
     expects(false, "columns: expected [heads, columns, capacity], got ", text_of(columns.sizes()));
   }
   out.column_count = index_of("columns", columns.size(1), 0);
   out.columns =
-      paged ? paged_data<float>(device, "columns", columns, at::kFloat,
-                                {keys.size(0), columns.size(1), pages.heads, pages.slots}, pages)
-            : data_of<float>(device, "columns", columns, at::kFloat,
-                             {heads, columns.size(1), capacity});
-  pages.column = columns.stride(1);
+      data_of<float>(device, "columns", columns, at::kFloat, {heads, columns.size(1), capacity});
   if (memory.dim() != 2) {
     expects(false, "memory: expected [heads, floats], got ", text_of(memory.sizes()));
   }

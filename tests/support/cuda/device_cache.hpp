@@ -96,7 +96,6 @@ struct cache_case {
   index_t page = 4;              ///< slots of a page
   const rotary* rope = nullptr;  ///< of the keys, for the CPU's library; null: as the fixtures
   index_t spare = 0;             ///< behind the capacity, in arrays of `cache_view`
-  bool slots_paged = false;      ///< numbers of slots in pages too, where rows are
   float soft_cap = 0;            ///< as of `attention_spec`
   bool sinks = false;            ///< has every query head a sink?
 
@@ -223,18 +222,8 @@ struct device_cache {
     }
   }
 
-  bool slots_paged() const { return shape.paged && shape.slots_paged; }
-  /// Numbers from page to page of what slots have: a few more than there are.
-  index_t slot_page() const { return shape.together() * shape.page + 3; }
-  std::size_t slots() const {
-    return slots_paged() ? table.size() * static_cast<std::size_t>(slot_page())
-                         : static_cast<std::size_t>(shape.heads * shape.stride());
-  }
-  std::ptrdiff_t at(index_t h, index_t s) const {
-    return slots_paged()
-               ? page_of(h, s) * slot_page() + h % shape.together() * shape.page + s % shape.page
-               : std::ptrdiff_t{h} * shape.stride() + s;
-  }
+  std::size_t slots() const { return static_cast<std::size_t>(shape.heads * shape.stride()); }
+  std::ptrdiff_t at(index_t h, index_t s) const { return std::ptrdiff_t{h} * shape.stride() + s; }
   float& column(index_t c, index_t h, index_t s) {
     return columns[static_cast<std::ptrdiff_t>(slots()) * c + at(h, s)];
   }
@@ -274,7 +263,6 @@ struct device_cache {
             nullptr,
             0,
             shape.stride(),
-            slots_paged() ? slot_page() : 0,
             {shape.soft_cap, shape.scale},
             shape.sinks ? sinks.data() : nullptr};
   }
@@ -307,10 +295,8 @@ struct device_cache {
     if (!shape.paged) {
       return first + (std::ptrdiff_t{sequence} * shape.capacity + s) * row;
     }
-    return first + (page_of(h, s) * shape.page + s % shape.page) * row;
-  }
-  std::ptrdiff_t page_of(index_t h, index_t s) const {
-    return table[std::ptrdiff_t{h / shape.together()} * pages + s / shape.page];
+    const index_t page = table[std::ptrdiff_t{sequence} * pages + s / shape.page];
+    return first + (std::ptrdiff_t{page} * shape.page + s % shape.page) * row;
   }
 };
 

@@ -86,8 +86,7 @@ struct mirror {
   template <class Policy>
   mirror(const Policy& p, fixtures::cache<Scalar>& kv, const fixtures::state& state,
          const cache_case& c)
-      : device(in_pages(c), lengths(kv), 1, folds(p),
-               static_cast<index_t>(state[0].memory().size())) {
+      : device(c, lengths(kv), 1, folds(p), static_cast<index_t>(state[0].memory().size())) {
     device.spec = &kv.head(0).spec();
     means = p.name() == std::string_view("zsmerge");
     if constexpr (std::is_same_v<Policy, ems>) {  // behind counts and scratch
@@ -206,10 +205,6 @@ struct mirror {
       }
     }
     return true;
-  }
-  static cache_case in_pages(cache_case c) {
-    c.slots_paged = true;
-    return c;
   }
   static std::vector<index_t> lengths(fixtures::cache<Scalar>& kv) {
     std::vector<index_t> n;

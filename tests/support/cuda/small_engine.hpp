@@ -28,27 +28,24 @@ struct count_event {
 #endif
 };
 
-/// An engine of three requests: a pool of pages, of rows and of all numbers of slots, prompts of
-/// several lengths in one call, and steps of whichever requests run, in places for all. It knows of
-/// lengths what `free_pages` has told it.
+/// An engine of three requests: a pool of pages, prompts of several lengths in one call, and steps
+/// of whichever requests run, in places for all. It knows of lengths what `free_pages` has told it.
 template <class Policy>
 struct engine {
   static constexpr index_t requests = 3, kv_heads = 2, group = 2, dim = 32, page = 4, of_table = 16,
                            in_pool = 21, row = kv_heads * dim, heads = requests * kv_heads,
                            longest = 45, ahead = 3;
-  static constexpr index_t in_page = kv_heads * page, number_page = (2 + max_columns) * in_page;
   using calls = policy_calls<Policy, half>;
   Policy policy;
   budget limit;
   device_buffer<half> keys, values;  // [pages, page, kv_heads, dim]
-  device_buffer<index_t> table, length, next_position, list, counts, indptr;
-  device_buffer<float> numbers;  // [pages, log-mass, position and columns, kv_heads, page]
+  device_buffer<index_t> table, length, next_position, position, list, counts, indptr;
+  device_buffer<float> log_mass;
   std::vector<index_t> pool,
       held = std::vector<index_t>(requests);   // free pages; pages of requests
   index_t on_host[requests] = {}, since = -1;  // steps since they were counted; −1: they are there
   index_t waiting = -1;                        // the request that waits
   std::vector<half> swapped;                   // K and V of a request that waits
-  std::vector<float> numbers_swapped;
   std::vector<std::vector<float>> out = std::vector<std::vector<float>>(requests);
   std::vector<index_t> tokens = std::vector<index_t>(requests);
   count_event done;
@@ -63,14 +60,14 @@ struct engine {
         table(std::size_t{requests} * of_table),
         length(heads, 0),
         next_position(heads, 0),
+        position(std::size_t{heads} * of_table * page),
         list(heads),
         counts(requests),
         indptr(requests + 1),
-        numbers(std::size_t{in_pool} * number_page),
+        log_mass(position.size(), 0),
         of_state(state_bytes(p, view())),
         work(workspace_bytes(p, view(), longest)),
-        state(make_state_view(p, view(), {of_state.data(), of_state.size()}, order(),
-                              numbers.data() + 2 * in_page, in_page)) {
+        state(make_state_view(p, view(), {of_state.data(), of_state.size()}, order())) {
     for (index_t i = 0; i < in_pool; ++i) {
       pool.push_back(i);
     }
@@ -89,30 +86,15 @@ struct engine {
     };
     return {rows(keys.data()),
             rows(values.data()),
-            numbers.data(),
-            reinterpret_cast<index_t*>(numbers.data() + in_page),
+            log_mass.data(),
+            position.data(),
             length.data(),
             next_position.data(),
             heads,
             of_table * page,
             dim,
             group,
-            0.25F,
-            nullptr,
-            nullptr,
-            0,
-            of_table * page,
-            number_page};
-  }
-  /// On the host: the log-mass of a slot, `in_page` further on its position.
-  float* number(index_t h, index_t s) {
-    return numbers.host() + table[h / kv_heads * of_table + s / page] * number_page +
-           h % kv_heads * page + s % page;
-  }
-  index_t position(index_t h, index_t s) {
-    index_t x = 0;
-    std::memcpy(&x, number(h, s) + in_page, sizeof x);
-    return x;
+            0.25F};
   }
   /// Runs the heads of these requests, in a list with places for all.
   cache_view<half> running(const std::vector<index_t>& some) {
@@ -180,8 +162,7 @@ struct engine {
       for (index_t h = r * kv_heads; h < (r + 1) * kv_heads; ++h) {
         length[h] = next_position[h] = n;
         for (index_t s = 0; s < n; ++s) {
-          *number(h, s) = 0;
-          std::memcpy(number(h, s) + in_page, &s, sizeof s);
+          position[h * of_table * page + s] = s;
         }
       }
       indptr[i + 1] = indptr[i] + n, tokens[static_cast<std::size_t>(r)] = n;
@@ -227,17 +208,13 @@ struct engine {
     since += since < 0 ? 0 : 1;
     count_pages();
   }
-  /// Its pages leave for the host, and come back as others; all else stays where it is.
+  /// Its rows leave for the host, and come back in other pages; all else stays where it is.
   void preempt(index_t r) {
     take_counts(true);
     const index_t slots = held[static_cast<std::size_t>(r)] * page;
     for (index_t s = 0; s < slots; ++s) {
       swapped.insert(swapped.end(), slot(keys, r, s), slot(keys, r, s) + row);
       swapped.insert(swapped.end(), slot(values, r, s), slot(values, r, s) + row);
-    }
-    for (index_t s = 0; s < slots; s += page) {
-      const float* const first = number(r * kv_heads, s);
-      numbers_swapped.insert(numbers_swapped.end(), first, first + number_page);
     }
     hold(r, 0), waiting = r;
   }
@@ -248,10 +225,6 @@ struct engine {
     for (index_t s = 0; s < slots; ++s) {
       std::copy_n(swapped.begin() + 2 * s * row, row, slot(keys, waiting, s));
       std::copy_n(swapped.begin() + (2 * s + 1) * row, row, slot(values, waiting, s));
-    }
-    for (index_t s = 0; s < slots; s += page) {
-      std::copy_n(numbers_swapped.begin() + s / page * number_page, number_page,
-                  number(waiting * kv_heads, s));
     }
     waiting = -1;
   }

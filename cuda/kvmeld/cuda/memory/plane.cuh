@@ -25,8 +25,7 @@ struct page_slots {
     factor = n < 1 ? 0U : static_cast<unsigned>(((std::uint64_t{1} << shift) + d - 1) / d);
   }
   KVMELD_HD index_t page_of(index_t s) const {
-    const std::uint64_t twice = 2U * static_cast<unsigned>(s);  // the upper word: one instruction
-    return static_cast<index_t>(static_cast<unsigned>(twice * factor >> 32) >> (shift - 31));
+    return static_cast<index_t>((static_cast<std::uint64_t>(s) * factor) >> shift);
   }
 };
 
@@ -68,24 +67,6 @@ struct head_rows {
   }
 };
 
-/// A number for each slot of one head: one after the other, or in pages.
-template <class T>
-struct head_slots {
-  T* data;
-  const index_t* table;
-  index_t row;  ///< of the table; −1: no pages
-  page_slots pages;
-  index_t page;  ///< numbers, page to page
-
-  KVMELD_HD T& operator[](index_t s) const {
-    if (row >= 0) {
-      const index_t i = pages.page_of(s);
-      s += table[row + i] * page - i * pages.slots;
-    }
-    return data[s];
-  }
-};
-
 /// Where keys (or values) lie, in elements: head `h`, slot `s` at
 ///
 ///     strided   data + (h / heads) · sequence + (h % heads) · head + s · row
@@ -111,12 +92,10 @@ struct plane {
     const index_t i = h / heads;
     Scalar* const first = data + (h - i * heads) * head;
     if (table == nullptr) {
-      return {first + i * sequence, row, page, nullptr, slots};
+      return {first + i * sequence, row, 0, nullptr, {}};
     }
-    return {first, row, page, table_of(i), slots};
+    return {first, row, page, table + std::ptrdiff_t{i} * pages, slots};
   }
-  /// The pages of sequence `i`.
-  KVMELD_HD const index_t* table_of(index_t i) const { return table + std::ptrdiff_t{i} * pages; }
 
   /// Do all rows begin at multiples of 16 bytes? Then they are moved so.
   template <std::size_t Bytes = 16>

@@ -46,8 +46,8 @@ struct cache_view {
   using scalar = Scalar;
 
   plane<Scalar> keys, values;
-  float* log_mass = nullptr;         ///< [heads, stride()], or in pages (`slot_page`)
-  index_t* position = nullptr;       ///< likewise
+  float* log_mass = nullptr;         ///< [heads, stride()]
+  index_t* position = nullptr;       ///< [heads, stride()]
   index_t* length = nullptr;         ///< [heads] slots in use
   index_t* next_position = nullptr;  ///< [heads] tokens ever appended
   index_t heads = 0;
@@ -94,35 +94,14 @@ struct cache_view {
   /// Slots that a head has in arrays of the cache and of its state.
   KVMELD_HD index_t stride() const { return slot_stride; }
 
-  /// Where `log_mass`, `position` and a state's columns lie in pages `[heads of a sequence, slots
-  /// of a page]`, found by the keys' table: numbers, page to page, fewer than 2^31 in all. 0: they
-  /// are dense.
-  index_t slot_page = 0;
-
   /// As in `kvmeld::attention_spec`. Sinks are `[heads, group]`, on the device; null: none.
   capped_logits soft_cap = {};
   const float* sink_logits = nullptr;
 
-  /// Numbers of a page: one for each slot of each head of a sequence.
-  std::ptrdiff_t slots_in_page() const {
-    return std::ptrdiff_t{keys.heads < heads ? keys.heads : heads} * keys.slots.slots;
-  }
-  /// A number for each slot of head `h`, of an array that is dense with `side` numbers from head to
-  /// head, or in pages.
-  template <class T>
-  KVMELD_HD head_slots<T> slots_of(T* first, std::ptrdiff_t side, index_t h) const {
-    if (slot_page == 0) {
-      return {first + h * side, keys.table, -1, keys.slots, slot_page};
-    }
-    const index_t i = h / keys.heads;
-    return {first + (h - i * keys.heads) * keys.slots.slots, keys.table, i * keys.pages, keys.slots,
-            slot_page};
-  }
-  KVMELD_HD head_slots<float> log_mass_of(index_t h) const {
-    return slots_of(log_mass, stride(), h);
-  }
-  KVMELD_HD head_slots<index_t> position_of(index_t h) const {
-    return slots_of(position, stride(), h);
+  /// Of head `h`, slot 0.
+  KVMELD_HD float* log_mass_of(index_t h) const { return log_mass + std::ptrdiff_t{h} * stride(); }
+  KVMELD_HD index_t* position_of(index_t h) const {
+    return position + std::ptrdiff_t{h} * stride();
   }
 
   /// In a call's own arrays [heads, capacity].
@@ -148,9 +127,8 @@ inline constexpr index_t max_capacity = 65535 * 8, max_queries = 65535 * 64 / gr
 inline constexpr index_t compared_rows = 8;
 
 /// A policy's state: columns of a float a slot, and a flat memory of floats a head. Column `c` of
-/// head `h`, slot `s` is at `columns[c · column_stride + h · head_stride + s]`, or in pages as
-/// `cache_view::slot_page` says, the memory of head `h` at `memory[h · memory_stride]`.
-/// `make_state_view` makes one.
+/// head `h`, slot `s` is at `columns[c · column_stride + h · head_stride + s]`, the memory of head
+/// `h` at `memory[h · memory_stride]`. `make_state_view` makes one.
 struct state_view {
   float* columns = nullptr;
   index_t count = 0;                     ///< columns, at most `max_columns`
@@ -168,11 +146,9 @@ struct state_view {
   index_t* predicted = nullptr;
   index_t predicted_stride = compared_rows;  ///< numbers, head to head
 
-  /// Column `c` of head `h`.
-  template <class Scalar>
-  KVMELD_HD head_slots<float> column(const cache_view<Scalar>& cache, index_t c, index_t h) const {
-    return cache.slots_of(columns + c * column_stride, head_stride, h);
-  }
+  /// Column 0 of head `h`, slot 0.
+  KVMELD_HD float* columns_of(index_t h) const { return columns + h * head_stride; }
+  KVMELD_HD float* column(index_t c, index_t h) const { return columns_of(h) + c * column_stride; }
   KVMELD_HD float* memory_of(index_t h) const { return memory + h * memory_stride; }
   KVMELD_HD index_t* predicted_of(index_t h) const {
     return predicted + std::ptrdiff_t{h} * predicted_stride;
@@ -221,10 +197,6 @@ void check(const cache_view<Scalar>& cache) {
           "cuda: expected a soft_cap above 0 with the cache's scale, got ", x.cap);
   expects(cache.stride() >= cache.capacity, "cuda: expected a slot_stride of at least ",
           cache.capacity, " slots, got ", cache.stride());
-  expects(cache.slot_page == 0 ||
-              (cache.keys.table != nullptr && cache.slot_page >= cache.slots_in_page()),
-          "cuda: expected keys in pages and a slot_page of at least ", cache.slots_in_page(),
-          " numbers, got ", cache.slot_page);
   expects(cache.keys.data != nullptr && cache.values.data != nullptr && cache.log_mass != nullptr &&
               cache.position != nullptr && cache.length != nullptr &&
               cache.next_position != nullptr,
@@ -239,10 +211,8 @@ void check(const state_view& state, const cache_view<Scalar>& cache, index_t col
           columns, " to ", max_columns, " columns, got ", state.count);
   if (state.count > 0) {
     expects(state.columns != nullptr, what, ": expected the columns of a state, got null");
-    const bool paged = cache.slot_page != 0;
-    const std::ptrdiff_t least = paged ? cache.slots_in_page() : cache.stride();
-    expects(state.column_stride >= least && (paged || state.head_stride >= least), what,
-            ": expected a column_stride and a head_stride of at least ", least, ", got ",
+    expects(state.column_stride >= cache.stride() && state.head_stride >= cache.stride(), what,
+            ": expected a column_stride and a head_stride of at least ", cache.stride(), ", got ",
             state.column_stride, " and ", state.head_stride);
   }
   if (floats > 0) {

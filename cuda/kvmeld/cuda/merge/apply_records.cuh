@@ -102,7 +102,7 @@ struct apply_records {
     numbers x;
     KVMELD_UNROLL
     for (index_t c = 0; c < max_columns; ++c) {
-      x.of[c] = c < state.count ? state.column(cache, c, h)[s] : 0.0F;
+      x.of[c] = c < state.count ? state.column(c, h)[s] : 0.0F;
     }
     return x;
   }
@@ -110,7 +110,7 @@ struct apply_records {
     KVMELD_UNROLL
     for (index_t c = 0; c < max_columns; ++c) {
       if (c < state.count) {
-        state.column(cache, c, h)[s] = x.of[c];
+        state.column(c, h)[s] = x.of[c];
       }
     }
   }
@@ -127,7 +127,7 @@ struct apply_records {
       KVMELD_UNROLL
       for (index_t c = 0; c < max_columns; ++c) {
         if (c < state.count) {
-          const auto column = state.column(cache, c, h);
+          const float* const column = state.column(c, h);
           float y[at_once];
           KVMELD_UNROLL
           for (index_t k = 0; k < at_once; ++k) {
@@ -172,7 +172,7 @@ struct apply_records {
       for (index_t w = 1; w < warps; ++w) {
         all = kvmeld::detail::reduced_stat(state.merges[c], all, shared.partial[c * warps + w]);
       }
-      state.column(cache, c, h)[anchor] = all;
+      state.column(c, h)[anchor] = all;
     }
     sync_block();
   }

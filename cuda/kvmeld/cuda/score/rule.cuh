@@ -12,16 +12,16 @@ namespace kvmeld::cuda {
 
 /// One head as a rule sees it.
 struct head_context {
-  head_slots<index_t> position;  ///< [capacity]
-  head_slots<float> log_mass;    ///< [capacity]
-  head_slots<float> columns;
+  const index_t* position;  ///< [capacity]
+  const float* log_mass;    ///< [capacity]
+  float* columns;
   std::ptrdiff_t stride;  ///< column to column
   float* memory;
   index_t newest;        ///< the latest position
   index_t head;          ///< which one it is
   std::ptrdiff_t first;  ///< its slot 0 in a call's own arrays `[heads, capacity]`
 
-  KVMELD_DEVICE float& column(index_t c, index_t s) const { return (&columns[s])[c * stride]; }
+  KVMELD_DEVICE float& column(index_t c, index_t s) const { return columns[c * stride + s]; }
 };
 
 template <class Scalar>
@@ -29,7 +29,7 @@ KVMELD_DEVICE head_context context_of(const cache_view<Scalar>& cache, const sta
                                       index_t h, index_t newest) {
   return {cache.position_of(h),
           cache.log_mass_of(h),
-          state.column(cache, 0, h),
+          state.columns_of(h),
           state.column_stride,
           state.memory_of(h),
           newest,

@@ -63,8 +63,8 @@ struct stream_columns {
     const auto part = block_z(), parts = grid_z();
     const index_t next_position = cache.next_position[h];
     const auto keys = cache.keys.of(h);
-    const auto positions = cache.position_of(h);
-    const auto masses = cache.log_mass_of(h);
+    const index_t* const positions = cache.position_of(h);
+    const float* const masses = cache.log_mass_of(h);
     const float per_scale = 1 / cache.scale, base = cache.scale * log2_e;
     const auto position_of = [&](index_t i) { return queries.position_of(h, i, next_position); };
 

@@ -79,7 +79,7 @@ struct search_rows {
   template <class IsCentre>
   KVMELD_DEVICE candidate operator()(shared_memory&, index_t h, const slot_tile& tile,
                                      index_t removed, IsCentre is_centre) const {
-    const auto position = cache.position_of(h);
+    const index_t* const position = cache.position_of(h);
     candidate best = 0;
     sweep_tile<Scalar, threads>(tile, cache.dim, [&](const tile_rows& rows) {
       float keys[tile_rows::many], values[tile_rows::many] = {};

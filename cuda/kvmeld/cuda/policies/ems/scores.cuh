@@ -100,7 +100,7 @@ struct divide_entries {
       }
       return;
     }
-    const auto position = cache.position_of(h);
+    const index_t* const position = cache.position_of(h);
     const index_t newest = newest_of(shared.sort.number, cache, h, n);
     const head_context head = context_of(cache, state, h, newest);
     index_t* const order = from.order + from.at(h, 0);

@@ -106,7 +106,7 @@ struct entry_table {
     if (token != none) {
       at(all, token) = at(all, s), at(past, token) = at(past, s);
       at(current, token) = at(current, s), at(norm, token) = at(norm, s);
-      memcpy(place(token) + fields, &head.position[s], sizeof(index_t));
+      memcpy(place(token) + fields, head.position + s, sizeof(index_t));
       at(next, end) = link_of(token);
       end = token;
     }

@@ -65,9 +65,9 @@ KVMELD_DEVICE void score_tokens(of_warps<double, Threads>& shared, const entry_t
 /// thread's slots, those that the next step would evict. A thread sees weights of its own sums.
 template <index_t Threads>
 KVMELD_DEVICE index_t latest_least(of_warps<candidate, Threads>& best,
-                                   of_warps<index_t, Threads>& number,
-                                   const head_slots<index_t>& position, const float* weight,
-                                   index_t n, const protection& now, best_two& next) {
+                                   of_warps<index_t, Threads>& number, const index_t* position,
+                                   const float* weight, index_t n, const protection& now,
+                                   best_two& next) {
   const protection later{now.sinks, now.recent, now.newest + 1};
   candidate mine = 0;
   index_t own = -1;

@@ -25,7 +25,7 @@ struct unrotated_keys {
   }
   struct of_head {
     head_rows<Scalar> keys;
-    head_slots<index_t> position;
+    const index_t* position;
     const rope_params& turn;
     index_t dim;
 
@@ -165,7 +165,7 @@ struct measure_leverage {
     for (index_t r = thread_index(); r < slots && s0 + r < n; r += threads) {
       float sum = 0;
       unrolled<sharing>([&](index_t k) { sum += shared.square[k * slots + r]; });
-      const bool is = !single || state.column(cache, fold_rule::tokens, h)[s0 + r] == 1.0F;
+      const bool is = !single || state.column(fold_rule::tokens, h)[s0 + r] == 1.0F;
       leverage[cache.slot(h, s0 + r)] = is ? sum : 0.0F;
     }
   }

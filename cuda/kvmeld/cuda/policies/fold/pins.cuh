@@ -158,9 +158,7 @@ struct evict_scored {
     }
     const index_t beside = of.removed_count[h], pinned = of.kept_count[h];
     index_t* const list = of.removed + cache.slot(h, 0);
-    const auto single = [&](index_t s) {
-      return state.column(cache, fold_rule::tokens, h)[s] == 1.0F;
-    };
+    const auto single = [&](index_t s) { return state.column(fold_rule::tokens, h)[s] == 1.0F; };
     const index_t number =
         block_total(shared.number, beside, [&](index_t e) { return single(list[e]); });
     const auto wanted = static_cast<index_t>(share * static_cast<float>(beside));
@@ -171,7 +169,7 @@ struct evict_scored {
         shared.radix, shared.prefix, list, beside, most,
         [&](index_t e) {
           const index_t s = list[e];
-          return single(s) ? ordered(state.column(cache, fold_rule::prompt_score, h)[s]) : 0U;
+          return single(s) ? ordered(state.column(fold_rule::prompt_score, h)[s]) : 0U;
         },
         [&](index_t s, bool goes, index_t before, index_t e) {
           if (goes) {

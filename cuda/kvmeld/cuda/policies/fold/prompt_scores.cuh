@@ -128,7 +128,7 @@ struct keep_scores {
     const fold_floats::positions before = memory.scored();
     const index_t end = cache.next_position[h], begin = end - queries.own();
     const bool all = before.begin == before.end || begin <= before.begin;
-    const auto held = state.column(cache, fold_rule::prompt_score, h);
+    float* const held = state.column(fold_rule::prompt_score, h);
     for (index_t s = thread_index(); s < n; s += threads) {
       float now = score[cache.slot(h, s)];
       now = mean > 0 ? now * (leverage[cache.slot(h, s)] / mean) : now;  // 0: all keys are alike

@@ -86,7 +86,7 @@ struct pool_leverage {
       return;
     }
     const index_t n = cache.length[h];
-    const auto position = cache.position_of(h);
+    const index_t* const position = cache.position_of(h);
     index_t* const list = of.kept + cache.slot(h, 0);
     float* const raw = leverage + cache.slot(h, 0);
     float* const means = of.similarity + cache.slot(h, 0);

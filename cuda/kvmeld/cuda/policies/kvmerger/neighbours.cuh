@@ -54,7 +54,7 @@ struct order_by_position {
       return;
     }
     const index_t n = cache.length[h];
-    const auto position = cache.position_of(h);
+    const index_t* const position = cache.position_of(h);
     index_t* const order = of.removed + cache.slot(h, 0);
     index_t* const into = of.into + cache.slot(h, 0);
     index_t most = 0;
