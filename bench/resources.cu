@@ -72,6 +72,7 @@ bool print_all() {
          print<attend_rows<float, 1, 4, log_masses>>("attend-float") &&
          print<attend_latent_rows<half>>("attend-latent") &&
          print<attend_rows<q8_0<half>, 1, 2, log_masses>>("attend-q8") &&
+         print<attend_rows<fp8_e4m3<half>, 1, 2, log_masses>>("attend-fp8") &&
          print<merge_blocks<q8_0<half>>>("apply-q8-merges") &&
          print<observe_and_remove<half, sum_rule>>("observe-h2o") &&
          print<observe_and_remove<half, window_rule>>("observe-snapkv") &&

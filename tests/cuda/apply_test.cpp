@@ -231,7 +231,7 @@ TEST_CASE("apply takes every dim, scalar and layout") {
   }
 }
 
-TEST_CASE("apply takes rows in q8_0") {
+TEST_CASE("apply takes rows in q8_0 and fp8") {
   std::uint64_t seed = 180;
   for (const index_t dim : {32, 40, 128, 250}) {
     const cache_case c{.heads = 4,
@@ -241,6 +241,7 @@ TEST_CASE("apply takes rows in q8_0") {
                        .odd = dim == 128 ? 8 : 0,  // every row at a multiple of 16 bytes
                        .sequences = true};
     check_apply<q8_0<half>>(c, {80, 0, 83, 71}, seed++, dim > 40, dim == 128);
+    check_apply<fp8_e4m3<half>>(c, {80, 0, 83, 71}, seed++, dim > 40, dim == 128);
   }
 }
 

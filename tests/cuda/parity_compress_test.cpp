@@ -48,13 +48,15 @@ TEST_CASE("compress: soft caps and sinks") {
   check(zsmerge{}, 207);
 }
 
-TEST_CASE("compress: rows in q8_0") {
+TEST_CASE("compress: rows in q8_0 and fp8") {
   const auto check = [](const auto& policy, std::uint64_t seed) {
     check_compress<kvmeld::q8_0>(policy, {.heads = 2, .dim = 32, .group = 2},
                                  {.slots = 24, .shuffled = true, .steps = 4}, 1e-5, seed);
     check_compress<kvmeld::q8_0>(policy, {.heads = 1, .dim = 72, .paged = true, .odd = 6},
                                  {.slots = 24, .random = true, .steps = 2}, 1e-5, seed + 1);
   };
+  policy_calls<h2o, fp8_e4m3<float>>::check_compress(
+      {}, {.heads = 2, .dim = 32, .group = 2, .paged = true}, {.slots = 24, .steps = 4}, 1e-5, 97);
   check(h2o{}, 93);
   check(snapkv{.window = 8}, 95);
 }

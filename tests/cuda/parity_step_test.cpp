@@ -120,6 +120,13 @@ TEST_CASE("step: rows in q8_0") {
   check(snapkv{.window = 4}, 171);
 }
 
+TEST_CASE("step: rows in fp8") {
+  using calls = policy_calls<h2o, fp8_e4m3<float>>;
+  const cache_case c{.heads = 2, .capacity = 33, .dim = 40, .group = 3};
+  calls::check_steps({}, c, {30, {32}, 20, data::integers, 0}, 1e-5, 181);
+  calls::check_steps({}, c, {30, {24, 32}, 20, data::integers, 2, attends::engine}, 1e-5, 182);
+}
+
 TEST_CASE("rows in q8_0 are refused for policies that merge") {
   const zsmerge merges;
   const cache_case c{.capacity = 40};

@@ -21,7 +21,7 @@ void observe(const Policy& policy, const cache_view<Scalar>& cache, const state_
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;
   if constexpr (!reads_rows<rule_type, Scalar>) {
-    detail::refuse_rows<Policy>("cuda observe");
+    detail::refuse_rows<Policy, Scalar>("cuda observe");
   } else if constexpr (rule_type::evicts) {
     policy.validate();
     detail::check_state(policy, rule, cache, state, "cuda observe");

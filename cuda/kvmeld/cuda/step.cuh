@@ -44,7 +44,7 @@ void step_by(const Policy& policy, const cache_view<Scalar>& cache, const state_
   const auto work = allocate_step(from, rule, shape_of(cache), plans);
   from.check("cuda step");
   if constexpr (!reads_rows<rule_type, Scalar>) {
-    refuse_rows<Policy>("cuda step");
+    refuse_rows<Policy, Scalar>("cuda step");
   } else {
     attend(in_memory(rule, work), step_options{true, !plans, limits}, work.partial);
     if constexpr (rule_type::evicts) {

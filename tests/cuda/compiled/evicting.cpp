@@ -24,5 +24,6 @@ template struct policy_calls<snapkv, bfloat16>;
 template struct policy_calls<streaming_llm, q8_0<float>>;
 template struct policy_calls<h2o, q8_0<float>>;
 template struct policy_calls<snapkv, q8_0<float>>;
+template struct policy_calls<h2o, fp8_e4m3<float>>;
 
 }  // namespace kvmeld::cuda

@@ -31,13 +31,13 @@ template <>
 struct device_scalar<kvmeld::q8_0> {
   using type = q8_0<float>;
 };
-/// The other way.
+/// The other way. The library has no fp8: floats, whose numbers must be fp8's.
 template <class Scalar>
 using host_scalar =
     std::conditional_t<in_blocks<Scalar>, kvmeld::q8_0,
                        std::conditional_t<std::is_same_v<Scalar, half>, Eigen::half,
                                           std::conditional_t<std::is_same_v<Scalar, bfloat16>,
-                                                             Eigen::bfloat16, Scalar>>>;
+                                                             Eigen::bfloat16, row_number<Scalar>>>>;
 
 /// Writes a row of the library's, or numbers, as the device lays them out.
 template <class Scalar, class Row>
@@ -75,9 +75,9 @@ fixtures::cache<Scalar> cache_of(const cache_case& c) {
 }
 
 /// The device's copy of `kv` and `state`, for a policy `p`.
-template <class Scalar>
+template <class Scalar, class Device = typename device_scalar<Scalar>::type>
 struct mirror {
-  using scalar = typename device_scalar<Scalar>::type;
+  using scalar = Device;
   device_cache<scalar> device;
   bool nan = false;        ///< may what is no number be none on both sides?
   bool means = false;      ///< ZSMerge: the CPU's memory has means in float, the device's none

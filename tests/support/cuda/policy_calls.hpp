@@ -140,6 +140,7 @@ extern template struct policy_calls<fold, bfloat16>;
 extern template struct policy_calls<streaming_llm, q8_0<float>>;
 extern template struct policy_calls<h2o, q8_0<float>>;
 extern template struct policy_calls<snapkv, q8_0<float>>;
+extern template struct policy_calls<h2o, fp8_e4m3<float>>;
 #endif
 
 }  // namespace kvmeld::cuda

@@ -122,7 +122,7 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
                                      seen.head,      seen.group,
                                      seen.row,       what.positions ? positions.data() : nullptr};
 
-  mirror<Scalar> twin(p, kv, state, c), again(p, kv, state, c);
+  mirror<Scalar, scalar> twin(p, kv, state, c), again(p, kv, state, c);
   twin.nan = what.nan;
   device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view(), what.queries));
   const workspace space{memory.data(), memory.size()};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// The device's 16-bit scalars, for the emulator: the same bits, rounded to nearest even.
+/// The device's scalars of 16 and 8 bits, for the emulator: the same bits, rounded to nearest even.
 #pragma once
 
 #include <cmath>
@@ -42,6 +42,25 @@ inline float to_float(half x) {
   }
   const float tiny = static_cast<float>(rest) * 0x1p-24F;
   return sign != 0 ? -tiny : tiny;
+}
+
+/// e4m3: a sign, four bits of exponent, three of fraction.
+inline float fp8_to_float(std::uint8_t bits) {
+  const std::uint32_t rest = bits & 0x7fU;
+  const float x = rest == 0x7fU ? NAN
+                  : rest < 8    ? static_cast<float>(rest) * 0x1p-9F
+                                : emulator::float_of((rest << 20) + (120U << 23));
+  return (bits & 0x80U) != 0 ? -x : x;
+}
+inline std::uint8_t fp8_from_float(float x) {
+  const std::uint32_t u = emulator::bits_of(x), size = u & 0x7fffffffU;
+  std::uint32_t rest = 0x7fU;  // NaN, and what rounds to more than 448
+  if (size < 0x3c800000U) {    // subnormal: units of 2^-9
+    rest = static_cast<std::uint32_t>(std::nearbyint(std::fabs(x) * 0x1p9F));
+  } else if (size <= 0x43e80000U) {
+    rest = (size + 0x7ffffU + (size >> 20 & 1U) - (120U << 23)) >> 20;
+  }
+  return static_cast<std::uint8_t>((u >> 24 & 0x80U) | rest);
 }
 
 template <class T>

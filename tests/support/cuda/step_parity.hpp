@@ -95,7 +95,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
   for (index_t h = 0; h < c.heads; ++h) {  // as `compress` leaves it
     hooks(p).after_compress(kv.head(h), state[h], budgets[h].slots);
   }
-  mirror<Scalar> twin(p, kv, state, c);
+  mirror<Scalar, scalar> twin(p, kv, state, c);
   device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view()));
   const auto nq = c.heads * c.group * c.dim, nk = c.heads * c.dim;
   device_buffer<number_type> q(static_cast<std::size_t>(nq)), k(static_cast<std::size_t>(nk)),

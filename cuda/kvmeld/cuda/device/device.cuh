@@ -57,6 +57,7 @@
 ///     thread_fence()                              earlier writes are seen by all blocks
 ///                                                 before later ones
 ///     to_float(x), from_float<T>(x)               of float, half, bfloat16
+///     fp8_to_float(bits), fp8_from_float(x)       of e4m3: no number beyond 448
 ///     multiply_add(a, b, c)                       a · b + c of float, rounded once
 ///     exp2_approx(x), log2_approx(x)              2^x and log2 x of float, to about 2^-22; a
 ///                                                 result or an x below 2^-126 is 0

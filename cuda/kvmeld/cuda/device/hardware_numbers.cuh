@@ -4,6 +4,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <type_traits>  // std::is_same_v
 
@@ -27,6 +28,13 @@ __host__ __device__ T from_float(float x) {
   } else {
     return x;
   }
+}
+
+__host__ __device__ inline float fp8_to_float(unsigned char x) {
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(x, __NV_E4M3)));
+}
+__host__ __device__ inline unsigned char fp8_from_float(float x) {
+  return __nv_cvt_float_to_fp8(x, __NV_NOSAT, __NV_E4M3);
 }
 
 __device__ inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-/// Rows of a cache whose queries, new tokens and outputs are wider numbers: in q8_0.
+/// Rows of a cache whose queries, new tokens and outputs are wider numbers: in q8_0, in fp8.
 #pragma once
 
-#include <cstdint>      // std::int8_t
+#include <cstdint>      // std::int8_t, std::uint8_t
 #include <cstring>      // std::memcpy
 #include <type_traits>  // std::is_same_v
 
@@ -20,17 +20,31 @@ struct q8_0 {
 };
 inline constexpr index_t block_numbers = 32;
 
+/// A number in fp8: e4m3 without infinities (Micikevicius et al. 2022), NaN beyond 448. An engine's
+/// scale of keys belongs in its queries, that of values in its outputs.
+template <class Number>
+struct fp8_e4m3 {
+  std::uint8_t bits;
+};
+
 namespace detail {
 
 template <class Scalar>
 struct row_format {
   using number = Scalar;
-  static constexpr bool blocks = false;
+  static constexpr bool blocks = false, fp8 = false;
 };
 template <class Number>
 struct row_format<q8_0<Number>> {
   using number = Number;
-  static constexpr bool blocks = true;
+  static constexpr bool blocks = true, fp8 = false;
+  static constexpr const char* name = "q8_0";
+};
+template <class Number>
+struct row_format<fp8_e4m3<Number>> {
+  using number = Number;
+  static constexpr bool blocks = false, fp8 = true;
+  static constexpr const char* name = "fp8_e4m3";
 };
 
 }  // namespace detail
@@ -44,6 +58,15 @@ inline constexpr bool in_blocks = detail::row_format<Scalar>::blocks;
 /// Are rows narrower than those numbers, so that a new token is rounded?
 template <class Scalar>
 inline constexpr bool narrow_rows = !std::is_same_v<Scalar, row_number<Scalar>>;
+
+template <class Number>
+KVMELD_HD float to_float(fp8_e4m3<Number> x) {
+  return fp8_to_float(x.bits);
+}
+template <class Scalar>
+requires(detail::row_format<Scalar>::fp8) KVMELD_HD Scalar from_float(float x) {
+  return {fp8_from_float(x)};
+}
 
 /// Numbers that a row of `dim` has room for, and elements of memory that it takes.
 template <class Scalar>
@@ -89,38 +112,53 @@ KVMELD_DEVICE void store_row(Scalar* row, index_t i, index_t dim, bool aligned,
   }
 }
 
-/// Half a block. Four codes a word: taken apart, each would have a register.
+/// 16 numbers of a narrow row, of q8_0 half a block. Four codes a word: taken apart, each would
+/// have a register.
+template <class Scalar>
 struct coded_numbers {
   static constexpr index_t size = 16;
   vector_16<unsigned> codes = {};
-  float scale = 0;
+  float scale = 0;  // of q8_0
 
   KVMELD_DEVICE float operator[](index_t i) const {
-    return scale * static_cast<float>(static_cast<std::int8_t>(codes[i / 4] >> i % 4 * 8 & 0xffU));
+    const unsigned code = codes[i / 4] >> i % 4 * 8 & 0xffU;
+    if constexpr (in_blocks<Scalar>) {
+      return scale * static_cast<float>(static_cast<std::int8_t>(code));
+    } else {
+      return fp8_to_float(static_cast<std::uint8_t>(code));
+    }
+  }
+  KVMELD_DEVICE void add_code(index_t i, index_t code) {
+    codes[i / 4] |= (static_cast<unsigned>(code) & 0xffU) << i % 4 * 8;
   }
 };
 
-template <class Number>
-KVMELD_DEVICE coded_numbers load_row(const q8_0<Number>* row, index_t i, index_t dim,
-                                     bool aligned) {
-  coded_numbers x;
+template <class Scalar>
+requires(narrow_rows<Scalar>) KVMELD_DEVICE coded_numbers<Scalar> load_row(const Scalar* row,
+                                                                           index_t i, index_t dim,
+                                                                           bool aligned) {
+  coded_numbers<Scalar> x;
   if (i < dim) {
-    const index_t end = padded<q8_0<Number>>(dim);
-    const auto codes = load_row(&row->code, i, end, aligned);
+    const index_t end = padded<Scalar>(dim);
+    const auto codes = load_row(reinterpret_cast<const std::int8_t*>(row), i, end, aligned);
     std::memcpy(static_cast<void*>(&x.codes), &codes, sizeof codes);
-    x.scale = to_float(reinterpret_cast<const half*>(row + end)[i / block_numbers]);
+    if constexpr (in_blocks<Scalar>) {
+      x.scale = to_float(reinterpret_cast<const half*>(row + end)[i / block_numbers]);
+    }
   }
   return x;
 }
-template <class Number>
-KVMELD_DEVICE void store_row(q8_0<Number>* row, index_t i, index_t dim, bool aligned,
-                             const coded_numbers& x) {
-  const index_t end = padded<q8_0<Number>>(dim);
+template <class Scalar>
+KVMELD_DEVICE void store_row(Scalar* row, index_t i, index_t dim, bool aligned,
+                             const coded_numbers<Scalar>& x) {
+  const index_t end = padded<Scalar>(dim);
   vector_16<std::int8_t> codes;
   std::memcpy(static_cast<void*>(&codes), &x.codes, sizeof codes);
-  store_row(&row->code, i, end, aligned, codes);
-  if (i < end && i % block_numbers == 0) {
-    reinterpret_cast<half*>(row + end)[i / block_numbers] = from_float<half>(x.scale);
+  store_row(reinterpret_cast<std::int8_t*>(row), i, end, aligned, codes);
+  if constexpr (in_blocks<Scalar>) {
+    if (i < end && i % block_numbers == 0) {
+      reinterpret_cast<half*>(row + end)[i / block_numbers] = from_float<half>(x.scale);
+    }
   }
 }
 
@@ -156,7 +194,12 @@ KVMELD_DEVICE row_vector<Scalar> rounded(const float (&x)[vector_16<Scalar>::siz
       const float rest = ratio - static_cast<float>(whole);
       index_t code = whole + (rest >= 0.5F ? 1 : 0) - (rest <= -0.5F ? 1 : 0);
       code = code > 127 ? 127 : code < -127 ? -127 : code;
-      y.codes[j / 4] |= (static_cast<unsigned>(code) & 0xffU) << j % 4 * 8;
+      y.add_code(j, code);
+    }
+  } else if constexpr (narrow_rows<Scalar>) {
+    KVMELD_UNROLL
+    for (index_t j = 0; j < y.size; ++j) {
+      y.add_code(j, fp8_from_float(x[j]));
     }
   } else {
     KVMELD_UNROLL

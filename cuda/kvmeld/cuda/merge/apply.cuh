@@ -11,7 +11,7 @@ namespace kvmeld::cuda {
 
 namespace detail {
 
-/// Rows in blocks that are made of several slots, or weighted, into their anchors' slots, which no
+/// Narrow rows that are made of several slots, or weighted, into their anchors' slots, which no
 /// other row reads. A warp a row.
 template <class Scalar>
 struct merge_blocks {
@@ -61,9 +61,9 @@ struct merge_blocks {
   }
 };
 
-/// Elements that rows are moved by: of blocks bytes.
+/// Elements that rows are moved by: narrow ones by bytes.
 template <class Scalar>
-using moved_element = std::conditional_t<in_blocks<Scalar>, std::int8_t, Scalar>;
+using moved_element = std::conditional_t<narrow_rows<Scalar>, std::int8_t, Scalar>;
 template <class Scalar>
 KVMELD_DEVICE auto moved_rows(const head_rows<Scalar>& x) {
   using moved = moved_element<Scalar>;
@@ -124,7 +124,7 @@ void apply_by(const plan_view& plan, const cache_view<Scalar>& cache, const stat
   using kernel = apply_rows<Scalar, Lanes>;
   constexpr index_t width = kernel::slice::lanes * kernel::slice::width;
   const index_t slices = (row_elements<Scalar>(cache.dim) + width - 1) / width;
-  if constexpr (in_blocks<Scalar>) {
+  if constexpr (narrow_rows<Scalar>) {
     using merge = merge_blocks<Scalar>;
     launch(merge{cache, plan, cache.aligned()},
            {cache.blocks(), blocks_of(cache.capacity, 8 * merge::warps)}, stream);
@@ -136,7 +136,7 @@ void apply_by(const plan_view& plan, const cache_view<Scalar>& cache, const stat
 }  // namespace detail
 
 /// Makes every head what its plan says, in place and without scratch; lengths too stay on the
-/// device. One launch, of blocks two. The plans' laws (`kvmeld::check`) are the maker's duty:
+/// device. One launch, of narrow rows two. The plans' laws (`kvmeld::check`) are the maker's duty:
 /// nothing here reads them back. Refused on the host: views that do not fit.
 template <class Scalar>
 void apply(const plan_view& plan, const cache_view<Scalar>& cache, const state_view& state,
