@@ -15,6 +15,7 @@ namespace kvmeld::cuda::detail {
 template <class Scalar, index_t Packs, index_t Heads, class Masses>
 struct attend_rows {
   static constexpr index_t threads = 128, warps = threads / 32;
+  static constexpr index_t resident = narrow_rows<Scalar> ? 3 : 0;  // 0: as many as there are
   static constexpr index_t unroll = 4 / Packs;
   static constexpr index_t width = vector_16<Scalar>::size;
   static constexpr index_t own = Packs * width;  // elements of a row in a lane
