@@ -71,6 +71,7 @@ void extend(const decoder& model, record& r, std::span<const int> tokens, logits
     layer.k.conservativeResize(before + count, Eigen::Index{c.kv_heads} * c.dim);
     layer.v.conservativeResize(before + count, Eigen::Index{c.kv_heads} * c.dim);
     layer.hidden_norm.conservativeResize(before + count, 1);
+    layer.hidden.conservativeResize(before + count, r.keeps_hidden ? c.hidden : 0);
   }
   r.logits.resize(kept == logits_of::all ? count : 1, c.vocab);
   decoder::scratch scratch;
@@ -83,6 +84,9 @@ void extend(const decoder& model, record& r, std::span<const int> tokens, logits
       l.k.middleRows(first, rows) = k;
       l.v.middleRows(first, rows) = v;
       l.hidden_norm.middleRows(first, rows) = scratch.normed.rowwise().norm();
+      if (r.keeps_hidden) {
+        l.hidden.middleRows(first, rows) = scratch.normed;
+      }
       out = causal_attention(q, l.k.topRows(first + rows), l.v.topRows(first + rows),
                              c.attention(layer), static_cast<index_t>(first));
       if (streams != nullptr) {
@@ -95,8 +99,9 @@ void extend(const decoder& model, record& r, std::span<const int> tokens, logits
   }
 }
 
-record prefill(const decoder& model, std::span<const int> tokens, logits_of kept, index_t chunk) {
-  record r;
+record prefill(const decoder& model, std::span<const int> tokens, logits_of kept, index_t chunk,
+               bool keeps_hidden) {
+  record r{.layers = {}, .logits = {}, .keeps_hidden = keeps_hidden};
   extend(model, r, tokens, kept, chunk);
   return r;
 }

@@ -20,14 +20,16 @@ row_major_matrix causal_attention(const matrix_view& q, const matrix_view& k, co
                                   const kvmeld::attention_spec& spec, index_t first);
 
 /// What one layer's attention saw: rotated `q [tokens, heads * dim]` and `k [tokens, kv_heads *
-/// dim]`, `v` likewise, and the norms `[tokens, 1]` of what these were made of.
+/// dim]`, `v` likewise, and of what these were made of: the norms `[tokens, 1]` and, where a record
+/// keeps it, all of `hidden [tokens, hidden]`.
 struct layer_record {
-  row_major_matrix q, k, v, hidden_norm = {};
+  row_major_matrix q, k, v, hidden_norm = {}, hidden = {};
 };
 
 struct record {
   std::vector<layer_record> layers;
   row_major_matrix logits;  ///< [tokens, vocab], or [1, vocab] of the last token
+  bool keeps_hidden = false;
 };
 
 enum class logits_of { last, all };
@@ -41,6 +43,6 @@ void extend(const decoder& model, record& r, std::span<const int> tokens,
 
 /// Runs `tokens` at positions 0 and on.
 record prefill(const decoder& model, std::span<const int> tokens, logits_of kept = logits_of::last,
-               index_t chunk = 256);
+               index_t chunk = 256, bool keeps_hidden = false);
 
 }  // namespace engine

@@ -167,6 +167,13 @@ void safetensors_file::expect_no_holes() const {
   }
 }
 
+index_t safetensors_file::rows(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() || found->second.shape.empty()
+             ? 0
+             : static_cast<index_t>(found->second.shape.front());
+}
+
 const safetensors_file::tensor& safetensors_file::find(const std::string& name,
                                                        std::initializer_list<index_t> shape) const {
   const auto found = tensors_.find(name);

@@ -27,6 +27,8 @@ class safetensors_file {
   safetensors_file(std::unique_ptr<std::istream> in, const std::filesystem::path& file);
 
   bool contains(const std::string& name) const { return tensors_.contains(name); }
+  /// The first extent of tensor `name`; 0: there is none.
+  index_t rows(const std::string& name) const;
 
   /// Tensor `name [rows, columns]` as floats; it may be stored as F32, F16 or BF16.
   row_major_matrix matrix(const std::string& name, index_t rows, index_t columns) const;

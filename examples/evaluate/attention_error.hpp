@@ -116,7 +116,7 @@ inline std::vector<double> stream_error(const contender& c, const engine::config
     const index_t full = layers[as_size(i % parts / shape.kv_heads)];
     const auto layer = as_size(full);
     const index_t head = i % shape.kv_heads;
-    const auto& [q, k, v, norm] = s.layers[layer];
+    const auto& [q, k, v, norm, hidden] = s.layers[layer];
     const index_t width = shape.group() * shape.dim;
     const auto of_head = as_size(i % parts);
     const index_t most = allocate_slots(c, steps, parts)[of_head];

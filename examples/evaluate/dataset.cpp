@@ -24,9 +24,20 @@ row_major_matrix attended(kvmeld::cache& kv, index_t layer, const engine::layer_
   return out;
 }
 
+namespace {
+
+engine::record read(const engine::decoder& model, std::span<const named_policy> policies,
+                    std::span<const int> tokens) {
+  const bool foretold = std::ranges::any_of(
+      policies, [](const auto& p) { return p.queries == query_source::surrogate; });
+  return engine::prefill(model, tokens, engine::logits_of::last, 256, foretold);
+}
+
+}  // namespace
+
 prompt read_whole(const engine::decoder& model, std::span<const named_policy> policies,
                   std::span<const int> tokens, index_t capacity) {
-  const engine::record r = engine::prefill(model, tokens);
+  const engine::record r = read(model, policies, tokens);
   const auto body = std::make_shared<prompt_body>(model.shape(), r, count_of(tokens), capacity);
   return measure(model.shape(), r, policies, body, replay_for(policies, model, r, tokens));
 }
@@ -34,14 +45,14 @@ prompt read_whole(const engine::decoder& model, std::span<const named_policy> po
 text_prompt read_prompt(const engine::decoder& model, std::span<const named_policy> policies,
                         std::span<const int> tokens, index_t length, index_t future,
                         index_t capacity, bool predicts, engine::record* keep) {
-  const auto read = tokens.first(as_size(length)), rest = tokens.subspan(as_size(length));
-  engine::record r = engine::prefill(model, read);
+  const auto first = tokens.first(as_size(length)), rest = tokens.subspan(as_size(length));
+  engine::record r = read(model, policies, first);
   if (keep != nullptr) {
     *keep = r;
   }
   const auto body = std::make_shared<prompt_body>(model.shape(), r, length, capacity);
   text_prompt p{
-      .read = measure(model.shape(), r, policies, body, replay_for(policies, model, r, read)),
+      .read = measure(model.shape(), r, policies, body, replay_for(policies, model, r, first)),
       .next = {rest.begin(), rest.begin() + decoded_tokens}};
   const index_t behind = std::max(future, predicts ? decoded_tokens - 1 : 0);
   if (behind == 0) {
@@ -73,7 +84,7 @@ needle_case read_needle(const engine::decoder& model, std::span<const named_poli
                         const engine::tokenizer& tokens, needle_text text, index_t capacity) {
   // Inside the prompt, the question takes the place of its end, where no needle lies.
   const auto shared = static_cast<index_t>(text.body.size() - text.question.size());
-  engine::record r = engine::prefill(model, text.body);
+  engine::record r = read(model, policies, text.body);
   const auto body = std::make_shared<prompt_body>(model.shape(), r, shared, capacity);
   needle_case c{.without = measure(model.shape(), r, policies, body,
                                    replay_for(policies, model, r, text.body)),
@@ -81,7 +92,7 @@ needle_case read_needle(const engine::decoder& model, std::span<const named_poli
                 .value = std::move(text.value),
                 .bin = text.bin};
   for (auto& layer : r.layers) {
-    for (row_major_matrix* m : {&layer.q, &layer.k, &layer.v, &layer.hidden_norm}) {
+    for (row_major_matrix* m : {&layer.q, &layer.k, &layer.v, &layer.hidden_norm, &layer.hidden}) {
       m->conservativeResize(shared, Eigen::NoChange);
     }
   }

@@ -16,6 +16,7 @@
 #include "evaluate/prepare.hpp"
 #include "evaluate/profile.hpp"
 #include "evaluate/retention_picture.hpp"
+#include "evaluate/surrogate.hpp"
 #include "evaluate/table.hpp"
 
 namespace evaluate {
@@ -92,11 +93,12 @@ void draw_pictures(const options& o, const plan& todo, const engine::config& sha
 
 }  // namespace
 
-int run(const options& o, std::ostream& out, std::ostream& err) {
+int run(options o, std::ostream& out, std::ostream& err) {
   interrupted = false;
   const auto loaded = engine::model::load(o.model);
   const engine::decoder& model = loaded.network;
   const engine::tokenizer& tokens = loaded.tokens;
+  load_surrogate(o.policies, o.surrogate, model.shape());
   if (!o.files.empty()) {
     const auto open = [&] { return open_csv(o.csv, write_asked_header); };
     return ask_files(o, model_name(o.model), loaded, open, out, err);

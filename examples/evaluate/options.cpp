@@ -111,6 +111,7 @@ options parse(int count, const char* const* arguments) {
   app.add_option("--calibrate", o.calibrate,
                  "means of queries for triattention: written if the file does not exist, otherwise "
                  "used");
+  app.add_option("--surrogate", o.surrogate, "weights of KVzap or Fast KVzip, for @surrogate");
   app.add_option("--csv", o.csv, "results as a table");
   app.add_option("--plots", o.plots, "folder for the pictures");
   try {

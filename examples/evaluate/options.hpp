@@ -67,6 +67,7 @@ struct options {
   std::uint64_t seed = 1;
   std::filesystem::path profile = {};    ///< empty: none
   std::filesystem::path calibrate = {};  ///< likewise
+  std::filesystem::path surrogate = {};  ///< likewise
   std::filesystem::path csv = "build/results/evaluation.csv";
   std::filesystem::path plots = "build/results";
   bool terminal = false;  ///< is the output a terminal?
@@ -83,6 +84,6 @@ options parse(int count, const char* const* arguments);
 
 /// Writes the table to `out`, progress to `err`. 0: all is done; 130: Ctrl-C came, and the rows
 /// done by then are kept. Throws `usage_error` before anything is run.
-int run(const options& o, std::ostream& out, std::ostream& err);
+int run(options o, std::ostream& out, std::ostream& err);
 
 }  // namespace evaluate

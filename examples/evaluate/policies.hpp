@@ -4,6 +4,7 @@
 /// `name[+massfold][:parameter=value,...][+division][@source[:queries]][/storage]`.
 #pragma once
 
+#include <memory>  // std::shared_ptr
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -40,8 +41,9 @@ using any_policy = kvmeld::any_policy_with<custom::lowest_norm>;
 
 /// Where a policy's reference queries come from: the prompt's own queries, as its paper takes them;
 /// the last 32 of them; some spread over the prompt; those of a second reading of the prompt; or
-/// the spread ones moved to the positions to come.
-enum class query_source { own, window, spread, replay, lookahead };
+/// the spread ones moved to the positions to come; or scores in place of all of them, by a
+/// surrogate.
+enum class query_source { own, window, spread, replay, lookahead, surrogate };
 
 /// How budgets are divided between layers and heads; see contender.hpp.
 enum class budget_allocation {
@@ -74,6 +76,8 @@ inline std::string_view scored_as(const any_policy& policy) {
   return policy.name().substr(0, policy.name().find('+'));
 }
 
+class surrogate;
+
 struct named_policy {
   std::string name;
   any_policy policy;
@@ -82,6 +86,7 @@ struct named_policy {
   kvmeld::future_positions ahead = {};  ///< where foreseen queries go
   budget_allocation budgets = budget_allocation::uniform;
   replay_words words = {};                              ///< of a second reading
+  std::shared_ptr<const surrogate> scores = nullptr;    ///< of `query_source::surrogate`
   kvmeld::storage_pair storage = kvmeld::storage::f32;  ///< of keys and values
 
   /// As it measures a prompt: where heads share the model's slots, `fold` pins by scores.

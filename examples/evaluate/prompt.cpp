@@ -5,6 +5,8 @@
 #include <chrono>
 #include <utility>
 
+#include "evaluate/surrogate.hpp"
+
 namespace evaluate {
 
 void append(kvmeld::cache& kv, index_t layer, const engine::layer_record& r, index_t first,
@@ -55,6 +57,7 @@ std::shared_ptr<const kvmeld::reference_queries> reference_of(
   };
   switch (p.queries) {
     case query_source::own:
+    case query_source::surrogate:
       return nullptr;
     case query_source::window:
       return shared(kvmeld::spread(kv, own.last(count(32)), count(32), 0));
@@ -132,8 +135,16 @@ measured_prompt measure(const named_policy& p, const engine::config& shape, cons
     append(kv, 0, r.layers[l], 0, tokens);
     const auto own = queries_of(shape, r.layers[l].q);
     const auto chosen = replays ? nullptr : reference_of(p, kv, own, again.queries(shape, l));
+    const row_major_matrix foretold = p.queries == query_source::surrogate
+                                          ? (*p.scores)(layer, r.layers[l].hidden)
+                                          : row_major_matrix();
     for (index_t h = 0; h < kv.heads(); ++h) {
       m.heads.push_back(kvmeld::make_head_state(policy, kv.head(h)));
+      if (foretold.size() > 0) {
+        m.heads.back().extend(tokens);
+        std::ranges::copy(foretold.col(h), m.heads.back().column(0).begin());
+        continue;
+      }
       if (chosen && scores) {
         kvmeld::observe(policy, kv.head(h), m.heads.back(), own.of(h));
       }
