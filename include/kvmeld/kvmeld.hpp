@@ -29,8 +29,6 @@ namespace kvmeld::inline v0 {
 extern template class detail::head_policies<any_policy>;
 extern template class detail::compressor_base<any_policy>;
 extern template class detail::head_calls<any_policy>;
-extern template class detail::observe_calls<any_policy>;
-extern template class detail::seal_calls<any_policy>;
 extern template class detail::request_calls<any_policy>;
 extern template class compressor<any_policy>;
 

@@ -1,23 +1,41 @@
 // SPDX-License-Identifier: MIT
-/// What a compressor does with one head.
+/// What a compressor does with heads: measures and steps them, takes a step's attention from an
+/// engine that computes its own, seals their first slots.
 #pragma once
 
-#include <limits>  // std::numeric_limits
+#include <algorithm>  // std::copy_n
+#include <limits>     // std::numeric_limits
+#include <vector>
 
 #include "kvmeld/compress/compressor_base.hpp"
 #include "kvmeld/compress/held_queries.hpp"
 #include "kvmeld/compress/one_head.hpp"
+#include "kvmeld/executor.hpp"
 #include "kvmeld/policies/hooks.hpp"
 
-namespace kvmeld::inline v0::detail {
+namespace kvmeld::inline v0 {
 
+/// One decode step's attention of the heads chosen, from an engine that computes its own.
+struct step_attention {
+  /// [heads, group, stride] of the softmax that includes the newest token; the first `length` of
+  /// each row are read.
+  std::span<const float> probabilities = {};
+  index_t stride = 0;  ///< 0: the longest of the heads' lengths
+  /// [heads, group] of the logits, a sink's among them, natural logarithm
+  std::span<const float> log_sum_exp = {};
+  any_span query = {};  ///< [heads, group, key_dim] rotated, the newest token's
+};
+
+namespace detail {
+
+/// What `compressor` says of its calls is not said again here.
 template <policy P>
 class head_calls : protected compressor_base<P> {
  protected:
   using base = compressor_base<P>;
   using base::base;
   using base::kv_, base::of, base::by_policy, base::slots_of, base::seen;
-  using typename base::one_head, typename base::leaving;
+  using typename base::lease, typename base::one_head, typename base::leaving;
 
   /// Takes what the policy wants of a chunk's queries, those of its `i`th head.
   void measure(index_t h, index_t i, const queries& q);
@@ -31,6 +49,129 @@ class head_calls : protected compressor_base<P> {
   void finish(index_t h, index_t slots, workspace& work);
   /// After a step: evicts where heads of a layer keep the same tokens, once all have made it.
   void evict_alike(const head_selection& heads, workspace& work);
+
+  template <executor E>
+  void observe(const head_selection& heads, const step_attention& in, const E& run) {
+    heads.check("observe", kv_.heads());
+    const index_t group = kv_.head(0).group(), dim = kv_.head(0).dim();
+    index_t longest = 0;
+    for (index_t i = 0; i < heads.count(); ++i) {
+      this->expect_left("observe", heads[i]);
+      longest = std::max(longest, kv_.head(heads[i]).length());
+    }
+    const index_t stride = in.stride > 0 ? in.stride : longest, rows = heads.count() * group;
+    expects(stride >= longest, "observe: expected a stride of at least ", longest, ", got ",
+            stride);
+    const auto expect = [&](const char* what, const any_span& x, index_t each) {
+      const std::size_t wanted = as_size(rows, each);
+      expects(x.size() == 0 || x.size() == wanted, "observe: expected ", what, " (", wanted,
+              " numbers) or none, got ", x.size());
+      expects(x.size() == 0 || x.data() != nullptr, "observe: expected ", what, ", got null");
+      return x.size() > 0;
+    };
+    const observation_needs given = {
+        expect("probabilities [heads, group, stride]", in.probabilities, stride),
+        expect("log_sum_exp [heads, group]", in.log_sum_exp, 1),
+        expect("query [heads, group, key_dim]", in.query, dim)};
+    for (index_t i = 0; i < heads.count(); ++i) {
+      this->expect_given("observe", heads[i], given);
+      if (of(heads[i]).sealed > 0) {
+        this->expect_given_sealed("observe", heads[i], given);
+      }
+    }
+    lease work(this->pool_, run.workers());
+    run(heads.count(), [&](index_t i, index_t worker) {
+      const seen_head behind_seal = this->seen(heads[i]);
+      const head_ref all = kv_.head(heads[i]);
+      workspace& w = work[worker];
+      const index_t n = all.length(), first = i * group, sealed = of(heads[i]).sealed;
+      observation taken;
+      if (given.probabilities) {
+        for (index_t r = 0; r < group; ++r) {
+          std::copy_n(in.probabilities.data() + as_size(first + r, stride), n,
+                      w.attention.data() + as_size(r, n));
+        }
+        taken.probabilities = std::span(w.attention).first(as_size(group, n));
+      }
+      if (given.log_sum_exp) {
+        taken.log_sum_exp = in.log_sum_exp.subspan(as_size(first), as_size(group));
+      }
+      if (sealed > 0) {  // without the sinks' share only policies that need neither come here
+        const bool whole = given.log_sum_exp || all.spec().sink_logits.empty();
+        taken = given.probabilities && whole ? observed_behind(all, sealed, w, taken.log_sum_exp)
+                                             : observation();
+      }
+      if (given.query) {
+        taken.query = in.query.floats(std::ptrdiff_t{first} * dim, group * dim, w.input.data());
+      }
+      by_policy(heads[i], [&](const auto& p) {
+        kvmeld::observe(p, behind_seal.head(), of(heads[i]).state, w, taken);
+      });
+    });
+  }
+
+  void seal(index_t request, index_t tokens) {
+    this->expect_between("seal", request);
+    const std::vector<index_t> heads = this->heads_of("seal", request);
+    std::vector<index_t> sealed;
+    for (const index_t h : heads) {
+      sealed.push_back(expect_seal(h, tokens));
+    }
+    for (std::size_t i = 0; i < heads.size(); ++i) {
+      const index_t h = heads[i];
+      if (of(h).sealed != sealed[i]) {
+        of(h).state.clear();
+        hold_to(h, this->decode_limit(h, this->slots_of(h), sealed[i]), sealed[i]);
+      }
+    }
+  }
+
+  /// How many slots of head `h` hold the request's first `tokens` tokens. Refused: what `seal`
+  /// refuses.
+  index_t expect_seal(index_t h, index_t tokens) const {
+    const head_ref head = kv_.head(h);
+    const one_head& one = of(h);
+    const index_t n = head.length();
+    expects(tokens >= 0 && tokens <= head.next_position(), "seal: expected 0 to ",
+            head.next_position(), " tokens (those appended), got ", tokens);
+    index_t sealed = 0;
+    while (sealed < n && head.position(sealed) < tokens) {
+      ++sealed;
+    }
+    for (index_t s = sealed; s < n; ++s) {
+      expects(head.position(s) >= tokens, "seal: expected the slots of the first ", tokens,
+              " tokens before all others, got token ", head.position(s), " in slot ", s,
+              " of head ", h, " (steps put new tokens into freed slots)");
+    }
+    expects(sealed >= one.sealed, "seal: expected at least the ", one.sealed,
+            " slots that are sealed already in head ", h, ", got ", sealed);
+    if (sealed > one.sealed) {
+      by_policy(h, [](const auto& p) { expect_seals("seal: ", p); });
+      expects(sealed % head.page_slots() == 0, "seal: expected whole pages of ", head.page_slots(),
+              " slots, got ", sealed, " slots in head ", h);
+      expects(one.sealed + one.state.length() <= sealed, "seal: expected tokens after the first ",
+              tokens, " that were not measured yet, got ", one.sealed + one.state.length() - sealed,
+              " in head ", h);
+      expect_room("seal", h, sealed, one.limit);
+      this->expect_given_sealed("seal", h);
+    }
+    return sealed;
+  }
+  /// Refused: a head without room for a budget and a token behind `sealed` slots.
+  void expect_room(const char* call, index_t h, index_t sealed, const budget& limit) const {
+    const std::int64_t least = sealed + this->least_capacity(h, limit);
+    expects(errc::no_capacity, least <= kv_.head(h).capacity(), call,
+            ": expected a capacity of at least ", least,
+            " slots (sealed, budget and the new token), got ", kv_.head(h).capacity());
+  }
+
+  /// Holds a head to `limit` from now on, with `sealed` slots and no prompt begun.
+  void hold_to(index_t h, const budget& limit, index_t sealed) {
+    of(h).limit = limit;
+    of(h).sealed = sealed;
+    of(h).held.release();
+    this->leave(h);
+  }
 };
 
 // Not in the class: what is inline is compiled by every file, `extern template` or not.
@@ -116,4 +257,5 @@ void head_calls<P>::evict_alike(const head_selection& heads, workspace& work) {
   }
 }
 
-}  // namespace kvmeld::inline v0::detail
+}  // namespace detail
+}  // namespace kvmeld::inline v0

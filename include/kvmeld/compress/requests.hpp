@@ -5,16 +5,16 @@
 #include <algorithm>  // std::ranges::find
 #include <utility>    // std::exchange
 
+#include "kvmeld/compress/head_calls.hpp"
 #include "kvmeld/compress/saved_heads.hpp"
-#include "kvmeld/compress/seal_calls.hpp"
 
 namespace kvmeld::inline v0::detail {
 
 /// What `compressor` says of each call is not said again here.
 template <policy P>
-class request_calls : protected seal_calls<P> {
+class request_calls : protected head_calls<P> {
  protected:
-  using base = seal_calls<P>;
+  using base = head_calls<P>;
   using base::base;
   using base::kv_, base::heads_, base::of, base::by_policy, base::drafts_;
   using typename base::drafted, typename base::leaving, typename base::lease,

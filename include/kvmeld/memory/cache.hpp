@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "kvmeld/memory/cache_base.hpp"
-#include "kvmeld/memory/page_counts.hpp"
 
 namespace kvmeld::inline v0 {
 

@@ -9,10 +9,9 @@
 #include <vector>
 
 #include "kvmeld/memory/attention_spec.hpp"
+#include "kvmeld/memory/cache_records.hpp"
 #include "kvmeld/memory/convert.hpp"
-#include "kvmeld/memory/head_records.hpp"
 #include "kvmeld/memory/head_selection.hpp"
-#include "kvmeld/memory/latent_rows.hpp"
 #include "kvmeld/memory/layout.hpp"
 #include "kvmeld/memory/view.hpp"
 

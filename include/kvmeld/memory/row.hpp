@@ -4,65 +4,14 @@
 
 #include <Eigen/Core>  // Eigen::half
 #include <algorithm>   // std::min, std::max
-#include <bit>         // std::bit_cast
-#include <cmath>       // std::isfinite
 #include <concepts>    // std::same_as
-#include <limits>      // std::numeric_limits
 #include <span>
 #include <utility>  // std::declval
 
 #include "kvmeld/config.hpp"
-#include "kvmeld/memory/half.hpp"
-#include "kvmeld/memory/q4_0.hpp"
+#include "kvmeld/memory/blocks.hpp"
 
 namespace kvmeld::inline v0 {
-
-/// 32 numbers: number `i` is `codes[i] · scale`. Symmetric: the scale is the largest magnitude
-/// divided by 127, in half, so a number is off by half a scale (and the scale by its rounding).
-/// Bit for bit what ggml calls `block_q8_0`: rows of a cache in `GGML_TYPE_Q8_0` are read in place.
-/// A block has no code for NaN and Inf, nor for numbers beyond 8.3 million: with one it is NaN
-/// whole.
-struct q8_0 {
-  static constexpr index_t size = 32;
-
-  Eigen::half scale = {};
-  std::int8_t codes[size] = {};
-
-  float operator[](index_t i) const { return static_cast<float>(codes[i]) * scale_as_float(); }
-  float scale_as_float() const { return detail::half_bits_to_float(scale.x); }
-
-  /// Of `x [size]`.
-  static q8_0 of(const float* x) {
-    std::uint32_t bits = 0;  // magnitudes order as their bits do, Inf and NaN above all numbers
-    for (index_t i = 0; i < size; ++i) {
-      bits = std::max(bits, std::bit_cast<std::uint32_t>(x[i]) & 0x7fffffffU);
-    }
-    const auto most = std::bit_cast<float>(bits);
-    q8_0 block;
-    block.scale = static_cast<Eigen::half>(most / 127.0F);
-    const float scale = block.scale_as_float();
-    if (!std::isfinite(scale)) {
-      block.scale = std::numeric_limits<Eigen::half>::quiet_NaN();
-      return block;
-    }
-    if (scale == 0) {
-      return block;
-    }
-    // By division: the inverse of a tiny scale would be infinite.
-    for (index_t i = 0; i < size; ++i) {
-      // To the nearest, halves away from zero: std::lround is not compiled to vectors. Below 256:
-      // the least scale that is not 0 is at least two thirds of what it was rounded from.
-      const float ratio = x[i] / scale;
-      const auto whole = static_cast<int>(ratio);
-      const float rest = ratio - static_cast<float>(whole);
-      const int code = whole + (rest >= 0.5F ? 1 : 0) - (rest <= -0.5F ? 1 : 0);
-      block.codes[i] = static_cast<std::int8_t>(std::min(std::max(code, -127), 127));
-    }
-    return block;
-  }
-};
-
-static_assert(sizeof(q8_0) == 34);
 
 /// Numbers as engines hand them in: queries, new keys and values.
 template <class T>

@@ -211,13 +211,16 @@ inline void check(const merge_plan& plan) {
   }
 }
 
-/// The plan that changes nothing.
+/// Makes `out` the plan that changes nothing.
+void keep_all(const kv_head auto& head, merge_plan& out) {
+  out.reset(head.length());
+  for (index_t s = 0; s < head.length(); ++s) {
+    out.keep(s, head.log_mass(s));
+  }
+}
 merge_plan identity(const kv_head auto& head) {
   merge_plan plan;
-  plan.reset(head.length());
-  for (index_t s = 0; s < head.length(); ++s) {
-    plan.keep(s, head.log_mass(s));
-  }
+  keep_all(head, plan);
   return plan;
 }
 

@@ -13,10 +13,7 @@ struct full_cache {
 
   void plan(const kv_head auto& head, const head_state&, index_t, slot_scratch&,
             merge_plan& out) const {
-    out.reset(head.length());
-    for (index_t s = 0; s < head.length(); ++s) {
-      out.keep(s, head.log_mass(s));
-    }
+    keep_all(head, out);
   }
 };
 

@@ -200,11 +200,7 @@ void plan(const P& p, const head_ref& head, const head_state& state,
   expects(state.length() == head.length(), "plan: expected a state of ", head.length(),
           " slots (extend it), got ", state.length());
   if (!traits::evicts(p) || head.length() <= target) {
-    out.reset(head.length());
-    for (index_t s = 0; s < head.length(); ++s) {
-      out.keep(s, head.log_mass(s));
-    }
-    return;
+    return keep_all(head, out);
   }
   const auto make = [&](const query_view<float>& own) {
     hooks(p).plan(head, state, own, target, work, out);
