@@ -158,7 +158,10 @@ void observe(const P& p, const head_ref& head, head_state& state,
   state.extend(head.length());
   if (measured) {
     state.count_queries(queries.count);
-    in_floats(queries, head.group(), head.dim(),
+    const index_t latest = traits::prompt_use_of(p).latest;
+    auto wanted = latest > 0 ? queries.reference(latest) : queries;
+    wanted.before = latest > 0 ? 0 : wanted.before;
+    in_floats(wanted, head.group(), head.dim(),
               [&](const query_view<float>& own) { hooks(p).observe(head, state, own); });
   }
   unless_done.release();

@@ -28,7 +28,9 @@ struct dropkv {
   }
   static constexpr bool supports_decode = false;
   static constexpr std::array<slot_stat, 1> slot_stats() { return {}; }
-  kvmeld::prompt_use prompt_use() const { return {.observes = true, .reach = window - 1}; }
+  kvmeld::prompt_use prompt_use() const {
+    return {.observes = true, .reach = window - 1, .latest = window};
+  }
   void validate() const {
     search::expect_count(name(), "queries in the window", window, 1);
     search::expect_count(name(), "sinks", sinks, 0);

@@ -60,8 +60,7 @@ struct keepkv {
   index_t min_budget() const { return search::least_target(sinks + 1, recent, sinks); }
   /// Merges come first where a plan is given queries, as after a prompt.
   kvmeld::prompt_use prompt_use() const {
-    return {
-        .observes = true, .reach = window - 1, .plans = prompt_use::planned::latest, .count = 1};
+    return {true, window - 1, window, prompt_use::planned::latest, 1};
   }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);

@@ -32,7 +32,9 @@ struct scissorhands {
   static constexpr std::array<slot_stat, 2> slot_stats() { return {}; }
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // queries so far
   static constexpr observation_needs needs() { return {.probabilities = true}; }
-  kvmeld::prompt_use prompt_use() const { return {.observes = true, .reach = history - 1}; }
+  kvmeld::prompt_use prompt_use() const {
+    return {.observes = true, .reach = history - 1, .latest = history};
+  }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "tokens in the window", window, 0);

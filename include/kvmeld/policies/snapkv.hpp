@@ -34,7 +34,9 @@ struct snapkv {
   }  // queries in `current`
   index_t min_budget() const { return sinks + window + 1; }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
-  kvmeld::prompt_use prompt_use() const { return {.observes = true, .reach = window - 1}; }
+  kvmeld::prompt_use prompt_use() const {
+    return {.observes = true, .reach = window - 1, .latest = window};
+  }
   void validate() const {
     search::expect_count(name(), "queries in the window", window, 1);
     search::expect_count(name(), "sinks", sinks, 0);

@@ -21,6 +21,7 @@ struct tova {
   static constexpr std::array<slot_stat, 1> slot_stats() { return {}; }
   index_t min_budget() const { return sinks + 1; }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
+  static constexpr kvmeld::prompt_use prompt_use() { return {.observes = true, .latest = 1}; }
   void validate() const { search::expect_count(name(), "sinks", sinks, 0); }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {

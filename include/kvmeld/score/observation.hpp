@@ -121,6 +121,7 @@ struct prompt_use {
 
   bool observes = false;  ///< every chunk's own queries are observed
   index_t reach = 0;      ///< ... together with so many that came before the chunk
+  index_t latest = 0;     ///< ... only the last so many of both; 0: all
   planned plans = planned::none;
   index_t count = 256;              ///< of what it plans on: queries
   future_positions positions = {};  ///< of lookahead
