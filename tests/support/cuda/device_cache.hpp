@@ -9,8 +9,8 @@
 #include <cstring>
 #include <vector>
 
-#include "cuda/chance.hpp"
 #include "cuda/order.hpp"
+#include "cuda/row_numbers.hpp"
 #include "kvmeld/cuda/view.cuh"
 
 namespace kvmeld {
@@ -122,24 +122,6 @@ struct cache_case {
   index_t together() const { return !paged && !sequences ? 1 : heads % 2 == 0 ? 2 : heads; }
 };
 
-/// Small integers and halves thereof: exact in all scalars, in sums too.
-inline float whole(emulator::chance& random, index_t most) {
-  return static_cast<float>(
-      static_cast<index_t>(random.below(static_cast<std::uint32_t>(2 * most + 1))) - most);
-}
-
-/// Number `i` of a row of the device's.
-template <class Scalar>
-float number_at(const Scalar* row, index_t, index_t i) {
-  return to_float(row[i]);
-}
-template <class Number>
-float number_at(const q8_0<Number>* row, index_t dim, index_t i) {
-  half scale;
-  std::memcpy(&scale, row + padded<q8_0<Number>>(dim) + i / block_numbers * 2, sizeof scale);
-  return to_float(scale) * static_cast<float>(row[i].code);
-}
-
 /// A cache with its own memory and a state of `columns` columns.
 template <class Scalar>
 struct device_cache {
@@ -198,7 +180,7 @@ struct device_cache {
       }
       for (index_t s = 0; s < c.capacity; ++s) {
         if constexpr (in_blocks<Scalar>) {
-          fill_blocks(key(h, s), random), fill_blocks(value(h, s), random);
+          fill_blocks(key(h, s), c.dim, random), fill_blocks(value(h, s), c.dim, random);
         }
         log_mass[at(h, s)] = 0.25F * static_cast<float>(random.below(4));
         position[at(h, s)] = s;
@@ -274,16 +256,6 @@ struct device_cache {
   }
 
  private:
-  void fill_blocks(Scalar* to, emulator::chance& random) const {
-    const index_t codes = padded<Scalar>(shape.dim);
-    for (index_t i = 0; i < codes; ++i) {
-      to[i].code = static_cast<std::int8_t>(i < shape.dim ? whole(random, 127) : 0.0F);
-    }
-    for (index_t i = codes; i < row_elements<Scalar>(shape.dim); i += 2) {
-      const half scale = from_float<half>(static_cast<float>(1U << random.below(8)) / 64);
-      std::memcpy(to + i, &scale, sizeof scale);
-    }
-  }
   std::size_t elements() const {
     const index_t sequences = shape.heads / shape.together(),
                   rows = sequences * (shape.paged ? pages * shape.page : shape.capacity);
