@@ -30,9 +30,10 @@ KVMELD_DEVICE bool is_idle(const Part& part) {
   } else if constexpr (requires { part.first.cache; }) {
     return is_idle(part.first);
   } else {
-    static_assert(requires { requires !Part::of_heads; },
-                  "kvmeld::cuda: expected a kernel with a cache_view `cache` or active_heads "
-                  "`active`, or one that says `of_heads = false`");
+    static_assert(
+        requires { requires !Part::of_heads; },
+        "kvmeld::cuda: expected a kernel with a cache_view `cache` or active_heads "
+        "`active`, or one that says `of_heads = false`");
     return false;
   }
 }

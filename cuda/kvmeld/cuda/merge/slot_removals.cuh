@@ -11,9 +11,12 @@ template <index_t Threads, class Scalar>
 KVMELD_DEVICE void move_slot(const cache_view<Scalar>& cache, const state_view& state,
                              const head_context& head, index_t h, index_t to, index_t from) {
   const auto keys = cache.keys.of(h), values = cache.values.of(h);
+  const auto size = [&] { return row_elements<Scalar>(cache.dim); };  // no register for it
   KVMELD_ROLLED
-  for (index_t e = thread_index(), n = row_elements<Scalar>(cache.dim); e < 2 * n; e += Threads) {
-    const auto row = [&](index_t s) { return e < n ? keys.at(s) + e : values.at(s) + (e - n); };
+  for (index_t e = thread_index(); e < 2 * size(); e += Threads) {
+    const auto row = [&](index_t s) {
+      return e < size() ? keys.at(s) + e : values.at(s) + (e - size());
+    };
     *row(to) = *row(from);
   }
   if (thread_index() < state.count) {
