@@ -6,65 +6,10 @@ import re
 import pytest
 import torch
 from conftest import POLICIES, load
-from kvmeld_torch import Cache, Heads, Policy, _library
+from devices import KERNELS, device  # noqa: F401
+from kvmeld_torch import Cache, Heads, Policy
 from kvmeld_torch import heads as heads_module
 from prompts import BUDGET, DIM, GROUP, HEADS, TOKENS, copied, prompt, rows
-
-# Those with kernels (docs/how-to/cuda.md).
-KERNELS = "full_cache streaming_llm h2o tova snapkv:window=8 zsmerge d2o kvmerger keepkv ems fold".split()
-
-
-class Device:
-    """Where heads go to run on kernels."""
-
-    def __init__(self, where: str):
-        self.where = where
-        self.ops = torch.ops.kvmeld if where == "cuda" else torch.ops.kvmeld_emulated
-
-    def tensor(self, x):
-        return x.to("cuda") if self.where == "cuda" else x.clone()
-
-    def heads(self, x: Heads) -> "There":
-        return There(self, Heads(x.policy, x.spec, *[self.tensor(t) for t in x.tensors]))
-
-
-class There:
-    """Heads whose operators are the kernels'; results come back to the CPU."""
-
-    def __init__(self, device: Device, heads: Heads):
-        self.device, self.heads = device, heads
-
-    def __getattr__(self, name):
-        member = getattr(self.heads, name)
-        if isinstance(member, torch.Tensor):
-            return member.cpu()
-        if not callable(member):
-            return member
-
-        def call(*args, **options):
-            def there(x):
-                return self.device.tensor(x) if isinstance(x, torch.Tensor) else x
-
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(heads_module, "ops", self.device.ops)
-                out = member(*map(there, args), **{k: there(x) for k, x in options.items()})
-            back = [x.cpu() if isinstance(x, torch.Tensor) else x for x in (out if isinstance(out, tuple) else (out,))]
-            return tuple(back) if isinstance(out, tuple) else back[0]
-
-        return call
-
-
-@pytest.fixture(params=["emulated", "cuda"])
-def device(request):
-    if request.param == "cuda":
-        if not torch.cuda.is_available():
-            pytest.skip("no CUDA device")
-    else:
-        built = _library.path().with_name("libkvmeld_torch_emulated.so")
-        if not built.exists():
-            pytest.skip(f"{built.name} is built by tests/run")
-        torch.ops.load_library(str(built))
-    return Device(request.param)
 
 
 def near(a, b, tolerance=2e-5):
