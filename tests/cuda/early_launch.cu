@@ -5,9 +5,7 @@
 
 #include "kvmeld/cuda/device/device.cuh"
 
-namespace {
-
-int ptx_version = 80, attributes = -1, queries = 0;
+namespace early_launch {
 
 struct nothing {
   static constexpr int threads = 32;
@@ -16,6 +14,14 @@ struct nothing {
   KVMELD_DEVICE void operator()(shared_memory&) const { kvmeld::cuda::wait_for_previous(); }
 };
 struct nothing_else : nothing {};
+
+}  // namespace early_launch
+
+namespace {
+
+using early_launch::nothing, early_launch::nothing_else;
+
+int ptx_version = 80, attributes = -1, queries = 0;
 
 bool begins_early(bool expected, int version) {
   ptx_version = version, attributes = -1;
