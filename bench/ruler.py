@@ -155,6 +155,8 @@ def decoded(case: dict, first: int) -> dict:
     if not 0 < first < held:
         raise ValueError(f"expected --first of 1 to {held - 1} tokens, got {first}")
     at = text.find(" ", len(text) * first // held)
+    if at < 0:
+        raise ValueError(f"expected a blank behind token {first} of the context, got none")
     return {**case, "context": text[:at], "question": text[at:] + case["question"]}
 
 
