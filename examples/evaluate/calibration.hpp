@@ -18,8 +18,9 @@
 
 namespace evaluate {
 
-inline bool takes_calibration(const any_policy& p) {
-  return p.name() == kvmeld::triattention::name();
+/// Does it measure the prompt's own queries for what a calibration has?
+inline bool measures_calibration(const named_policy& n) {
+  return n.policy.name() == kvmeld::triattention::name() && n.queries == query_source::own;
 }
 
 /// `[full layers · KV heads, group · (dim + dim / 2)]`, each row as `kvmeld::triattention` takes
@@ -61,15 +62,20 @@ inline bool load_calibration(plan& todo, const std::filesystem::path& file,
   return true;
 }
 
-/// The one policy that a file can be made by, of `todo.policies`. Throws `usage_error`: none,
-/// several.
-inline std::size_t calibrating(const plan& todo) {
-  const auto count = std::ranges::count_if(todo.policies, takes_calibration, &named_policy::policy);
+/// The one policy that `file` can be made by, of `todo.policies`, on all of the run's `prompts`.
+/// Throws `usage_error`: none, several, no folder for the file.
+inline std::size_t calibrating(plan& todo, index_t prompts, const std::filesystem::path& file) {
+  const auto count = std::ranges::count_if(todo.policies, measures_calibration);
   detail::require(
       count == 1,
-      fmt::format("--calibrate: to make the file, expected triattention once, got {}", count));
-  const auto found = std::ranges::find_if(todo.policies, takes_calibration, &named_policy::policy);
-  return as_size(found - todo.policies.begin());
+      fmt::format("--calibrate: to make the file, expected triattention on its own queries once, "
+                  "got {}",
+                  count));
+  detail::require(
+      std::filesystem::is_directory(std::filesystem::absolute(file).parent_path()),
+      "--calibrate: expected a file in a folder that exists, got '" + file.string() + "'");
+  todo.prompts = prompts;
+  return as_size(std::ranges::find_if(todo.policies, measures_calibration) - todo.policies.begin());
 }
 
 /// Makes `file` of what policy `measured` counted of the prompts, which count alike.
@@ -92,10 +98,10 @@ inline void save_calibration(std::size_t measured, const engine::config& shape,
                   mean.rows(), mean.cols(), bytes);
   const std::uint64_t length = header.size();
   std::ofstream out(file, std::ios::binary);
-  detail::require(out.is_open(),
-                  "--calibrate: expected a file to write, got '" + file.string() + "'");
   out.write(reinterpret_cast<const char*>(&length), sizeof length) << header;
   out.write(reinterpret_cast<const char*>(mean.data()), static_cast<std::streamsize>(bytes));
+  detail::require(out.flush().good(),
+                  "--calibrate: expected a file to write, got '" + file.string() + "'");
 }
 
 }  // namespace evaluate

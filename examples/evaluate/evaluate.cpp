@@ -117,7 +117,7 @@ int run(options o, std::ostream& out, std::ostream& err) {
   }
   const bool calibrates =
       !load_calibration(todo, o.calibrate, model.shape()) && !o.calibrate.empty();
-  const std::size_t measured = calibrates ? calibrating(todo) : 0;
+  const std::size_t measured = calibrates ? calibrating(todo, o.prompts, o.calibrate) : 0;
   const auto needles = draw_needles(o, tokens, text);
   const auto tasks = make_tasks(o, todo, model, tokens, text, todo.notes);
   make_folder(o.plots);
@@ -195,7 +195,7 @@ int run(options o, std::ostream& out, std::ostream& err) {
   if (makes_profile) {
     out << fmt::format("{:<9}  {}\n", "profile", o.profile.string());
   }
-  if (calibrates) {
+  if (calibrates && std::filesystem::exists(o.calibrate)) {  // not interrupted before
     out << fmt::format("{:<9}  {}\n", "calibration", o.calibrate.string());
   }
   draw_pictures(o, todo, model.shape(), m, outcomes, out);

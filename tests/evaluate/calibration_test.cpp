@@ -138,9 +138,15 @@ TEST_CASE("a calibration of another model, or for no policy, is refused", "[erro
   };
   const auto none = files.file("none").string();
   CHECK_THAT(refusal(none, {"--policies", "h2o"}),
-             Catch::Contains("expected triattention once, got 0"));
-  CHECK_THAT(refusal(none, {"--policies", "triattention,triattention/half"}),
-             Catch::Contains("--calibrate: to make the file, expected triattention once, got 2"));
+             Catch::Contains("expected triattention on its own queries once, got 0"));
+  CHECK_THAT(refusal(none, {"--policies", "triattention@window"}),
+             Catch::Contains("expected triattention on its own queries once, got 0"));
+  CHECK_THAT(refusal(none + "/file", {"--policies", "triattention"}),
+             Catch::Contains("expected a file in a folder that exists, got '" + none));
+  CHECK_THAT(
+      refusal(none, {"--policies", "triattention,triattention/half"}),
+      Catch::Contains(
+          "--calibrate: to make the file, expected triattention on its own queries once, got 2"));
   std::ofstream(files.file("ask.jsonl")) << R"({"context":"a","question":"b","answers":["c"]})";
   CHECK_THAT(
       refusal(none, {"--policies", "triattention", "--prompts", files.file("ask.jsonl").string()}),
