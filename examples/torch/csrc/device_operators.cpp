@@ -220,8 +220,12 @@ Tensor probabilities_of(TensorList cache, const device_work& work, const Tensor&
   const auto at = [&](part p) -> const Tensor& { return cache[static_cast<std::size_t>(p)]; };
   const Tensor products =
       at::matmul(q.to(at::kFloat), at(part::keys).to(at::kFloat).transpose(1, 2));
-  const Tensor logits =
-      products * double{work.call().cache.spec->scale} + at(part::log_mass).unsqueeze(1);
+  const auto& spec = *work.call().cache.spec;
+  Tensor logits = products * double{spec.scale};
+  if (const double cap = spec.soft_cap; cap > 0) {
+    logits = (logits / cap).tanh() * cap;
+  }
+  logits = logits + at(part::log_mass).unsqueeze(1);
   const Tensor held =
       at::arange(work.shape().capacity, work.of(at::kInt)) < at(part::length).unsqueeze(1);
   return at::where(held.unsqueeze(1), (logits - log_sum_exp.unsqueeze(2)).exp(), 0.0);
