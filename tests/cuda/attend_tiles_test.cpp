@@ -175,15 +175,16 @@ TEMPLATE_TEST_CASE("weights are as good as float where values cancel", "", half,
   CHECK(std::abs(a.at(0, 0)) < 0.02F);  // rounded to 16 bits, 1/3 beside 1 leaves 0.2 and 1.5
 }
 
-/// A step's new token behind `n` slots: its row, and the attention with it.
+/// A step's new token behind `n` slots: its row, and the attention with it. The row lies `skew`
+/// numbers behind where it were aligned.
 template <class Scalar>
-void check_new_token(const cache_case& c, index_t n) {
-  INFO(n << " slots, dim " << c.dim << ", paged " << c.paged);
+void check_new_token(const cache_case& c, index_t n, std::ptrdiff_t skew = 0) {
+  INFO(n << " slots, dim " << c.dim << ", paged " << c.paged << ", skew " << skew);
   one_attention<Scalar> a(c, {n}, static_cast<std::uint64_t>(n));
-  device_buffer<Scalar> k(static_cast<std::size_t>(c.dim)), v(k.size());
+  device_buffer<Scalar> k(static_cast<std::size_t>(c.dim + skew)), v(k.size());
   for (std::ptrdiff_t i = 0; i < c.dim; ++i) {
-    k[i] = from_float<Scalar>(static_cast<float>(i % 5) - 2);
-    v[i] = from_float<Scalar>(static_cast<float>(i % 7) + 20);
+    k[skew + i] = from_float<Scalar>(static_cast<float>(i % 5) - 2);
+    v[skew + i] = from_float<Scalar>(static_cast<float>(i % 7) + 20);
   }
   a.kv.next_position[0] = n + 1000;
   device_buffer<unsigned char> memory(workspace_bytes(a.kv.view()));
@@ -191,16 +192,17 @@ void check_new_token(const cache_case& c, index_t n) {
   const auto work =
       detail::allocate_step(from, sum_rule{}, detail::shape_of(a.kv.view()), false).partial;
   detail::attend_and_observe(sum_rule{}, a.kv.view(), a.kv.state, a.q.data(),
-                             new_tokens<Scalar>{k.data(), v.data()}, {true, 0}, work, a.out.data(),
-                             a.lse.data(), order(static_cast<std::uint64_t>(n)));
+                             new_tokens<Scalar>{k.data() + skew, v.data() + skew}, {true, 0}, work,
+                             a.out.data(), a.lse.data(), order(static_cast<std::uint64_t>(n)));
   a.kv.check_guards();
   if (n == c.capacity) {
     CHECK((a.kv.length[0] == n && a.at(0, 0) != a.at(0, 0)));
     return;
   }
   CHECK(a.kv.length[0] == n + 1);
-  CHECK(std::memcmp(a.kv.key(0, n), k.host(), sizeof(Scalar) * k.size()) == 0);
-  CHECK(std::memcmp(a.kv.value(0, n), v.host(), sizeof(Scalar) * v.size()) == 0);
+  const std::size_t row = sizeof(Scalar) * static_cast<std::size_t>(c.dim);
+  CHECK(std::memcmp(a.kv.key(0, n), k.host() + skew, row) == 0);
+  CHECK(std::memcmp(a.kv.value(0, n), v.host() + skew, row) == 0);
   CHECK((a.kv.log_mass[n] == 0.0F && a.kv.position[n] == n + 1000));
   CHECK(a.error(0) <= tolerance<Scalar>);
 }
@@ -219,6 +221,8 @@ TEST_CASE("the new token is attended and appended in every split") {
     }
   }
   check_new_token<half>({.heads = 1, .capacity = 200, .dim = 31, .odd = 2}, 77);
+  check_new_token<half>({.heads = 1, .capacity = 200, .dim = 64}, 77, 1);  // in an aligned cache
+  check_new_token<float>({.heads = 1, .capacity = 200, .dim = 32}, 77, 1);
   for (const index_t capacity : {200, 1300}) {  // a sink of the first split alone
     const cache_case c{.heads = 1, .capacity = capacity, .group = 2, .soft_cap = 2, .sinks = true};
     check_new_token<half>(c, capacity - 1);

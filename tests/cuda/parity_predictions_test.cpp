@@ -131,6 +131,7 @@ TEMPLATE_TEST_CASE("steps merge into the nearest as the library's do", "", Eigen
                              seed += 10, group == 4 ? 7 : 0);
   }
   check_decoding<TestType>({.heads = 2, .capacity = 333, .dim = 64, .group = 2}, 332, 1400);
+  check_decoding<TestType>({.heads = 2, .capacity = 41, .dim = 64, .group = 35}, 40, 1410);
   check_decoding<TestType>(
       {.heads = 2, .capacity = 41, .dim = 64, .group = 4, .paged = true, .odd = 8, .page = 5}, 40,
       1420);

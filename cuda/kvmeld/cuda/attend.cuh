@@ -14,8 +14,9 @@ namespace kvmeld::cuda {
 ///
 /// with the cache's soft cap and sinks where it has them, which are in the log-sum-exp.
 /// `queries`, `out` `[heads, group, dim]`; `log_sum_exp` `[heads, group]` or null. K and V are read
-/// once; the logits, 4 · group bytes a slot, are written and read again. Two launches, or one
-/// (`step`). An empty head's output is 0.
+/// once for 16 query heads of a group, which are a launch; the logits, 4 · group bytes a slot, are
+/// written and read again by one more, or by the same (`step`). An empty head's output is 0. What
+/// the view's spec says is computed only where the view has it too.
 template <class Scalar, class Rule>
 void attend_observe(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                     const row_number<Scalar>* queries, row_number<Scalar>* out, float* log_sum_exp,

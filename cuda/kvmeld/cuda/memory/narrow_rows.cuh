@@ -21,7 +21,8 @@ struct q8_0 {
 inline constexpr index_t block_numbers = 32;
 
 /// A number in fp8: e4m3 without infinities (Micikevicius et al. 2022), NaN beyond 448. An engine's
-/// scale of keys belongs in its queries, that of values in its outputs.
+/// scale of keys belongs in its queries, that of values in its outputs; new tokens are divided by
+/// theirs.
 template <class Number>
 struct fp8_e4m3 {
   std::uint8_t bits;

@@ -12,8 +12,9 @@ namespace kvmeld::cuda {
 /// `length + 1` slots, of which the last has a log-mass of 0. The call counts the slot.
 template <class Scalar>
 struct step_attention {
-  const Scalar* queries = nullptr;     ///< [heads, group, dim]
-  const float* log_sum_exp = nullptr;  ///< [heads, group] ln Σ_s exp(scale · q·k_s + log_mass_s)
+  const Scalar* queries = nullptr;  ///< [heads, group, dim]
+  /// [heads, group] ln Σ_s exp(scale · q·k_s + log_mass_s), of capped logits, a sink's among them.
+  const float* log_sum_exp = nullptr;
 };
 
 namespace detail {

@@ -188,6 +188,18 @@ index_t lanes_of(index_t dim, index_t packs) {
   return lanes;
 }
 
+/// Do all rows begin at multiples of 16 bytes, a new token's too, which lie one behind another?
+/// Narrow rows' tokens are read number by number.
+template <class Scalar, class Masses>
+bool rows_aligned(const attention_call<Scalar, Masses>& call) {
+  const auto fits = [&](const void* first) {
+    return first == nullptr || (call.cache.dim % vector_16<Scalar>::size == 0 &&
+                                reinterpret_cast<std::uintptr_t>(first) % 16 == 0);
+  };
+  return call.cache.aligned() &&
+         (narrow_rows<Scalar> || (fits(call.fresh.keys) && fits(call.fresh.values)));
+}
+
 /// Can the tensor cores take these rows?
 template <class Scalar>
 bool fits_tiles(const cache_view<Scalar>& cache) {
@@ -195,9 +207,8 @@ bool fits_tiles(const cache_view<Scalar>& cache) {
 }
 template <class Scalar, class Masses>
 bool fits_tiles(const attention_call<Scalar, Masses>& call) {
-  const auto at = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p); };
-  return fits_tiles(call.cache) && at(call.fresh.keys) % 16 == 0 &&
-         at(call.fresh.values) % 16 == 0 && at(call.queries) % 4 == 0;
+  return fits_tiles(call.cache) && rows_aligned(call) &&
+         reinterpret_cast<std::uintptr_t>(call.queries) % 4 == 0;
 }
 
 template <template <class, index_t> class Compared, class Scalar, class Masses>
@@ -220,7 +231,7 @@ template <index_t Packs, index_t Heads, class Scalar, class Masses>
 void attend_sweeps(const attention_call<Scalar, Masses>& call, stream stream) {
   const auto sweeps = blocks_of(call.cache.group, Heads);
   const index_t lanes = lanes_of<Scalar>(padded<Scalar>(call.cache.dim), Packs);
-  launch(attend_rows<Scalar, Packs, Heads, Masses>{call, lanes, call.cache.aligned()},
+  launch(attend_rows<Scalar, Packs, Heads, Masses>{call, lanes, rows_aligned(call)},
          {call.cache.blocks(), blocks_of(call.to.splits), sweeps}, stream);
 }
 

@@ -9,10 +9,11 @@
 
 namespace kvmeld::cuda::detail {
 
-/// A block attends its share of one head's slots for the whole group. Its warps do not wait for
-/// each other until the end: each has a ring of tiles of its own, 16 slots of K and of V, one in
-/// flight while the other is multiplied. The slots (then the dims) take the 16 rows of the tensor
-/// cores and the query heads the 8 columns, so that a group of up to 8 costs the same as one:
+/// A block attends its share of one head's slots for 16 query heads of the group. Its warps do not
+/// wait for each other until the end: each has a ring of tiles of its own, 16 slots of K and of V,
+/// one in flight while the other is multiplied. The slots (then the dims) take the 16 rows of the
+/// tensor cores and the query heads the 8 columns, so that a group of up to 8 costs the same as
+/// one:
 ///
 ///     logits [16 slots, 8 queries] = K [16, dim] · Qᵀ
 ///     outᵀ [16 dims, 8 queries]   += Vᵀ [16, 16 slots] · P
