@@ -17,7 +17,7 @@ constexpr index_t heads = 3, group = 2, dim = 9, tokens = 40, target = 24;  // n
 template <class Cache, class Scalar, class Given>
 std::vector<float> decoded(const kvmeld::any_policy& policy) {
   fixtures::random_bits().seed(7);
-  Cache kv({.heads = heads, .group = group, .dim = dim, .capacity = 80});
+  Cache kv({.heads = heads, .group = group, .dim = dim, .capacity = 100});
   kvmeld::compressor meld(kv, policy, budget{std::max(target, policy.min_budget())});
   std::vector<float> all, out(heads * group * dim);
   const auto given = [](std::size_t n) {
@@ -28,7 +28,7 @@ std::vector<float> decoded(const kvmeld::any_policy& policy) {
     });
     return as;
   };
-  for (const index_t chunk : {20, 15}) {
+  for (const index_t chunk : {40, 15}) {  // of more queries than windows have
     kv.append(kv.heads(0, 0), normal(chunk * heads * dim), normal(chunk * heads * dim), chunk);
     meld.prompt(kv.heads(0, 0), kvmeld::queries(given(kvmeld::as_size(chunk) * heads * group * dim),
                                                 chunk, kv.spec()));
