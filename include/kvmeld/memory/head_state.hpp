@@ -152,12 +152,12 @@ class head_state : private detail::state_fields {
   /// of the policy's memory depends on them. Refused, with nothing changed: another policy's,
   /// memory of another size or layout, more slots than there is room for.
   void copy(const head_state& from) {
-    expects(policy_ == from.policy_, "copy: expected a state for ", policy_, ", got one for ",
-            from.policy_);
+    expects(policy_ == from.policy_, "copy: expected a state for ", policy(), ", got one for ",
+            from.policy());
     const bool follows = memory_follows_capacity_ && !memory_.empty();
     expects(!follows || memory_capacity_ == from.memory_capacity_,
             "copy: expected a state whose memory is laid out for ", memory_capacity_,
-            " slots, got one for ", from.memory_capacity_, ": the memory of ", policy_,
+            " slots, got one for ", from.memory_capacity_, ": the memory of ", policy(),
             " depends on the capacity");
     expects(kinds_ == from.kinds_ && memory_.size() == from.memory_.size(),
             "copy: expected a state of ", slot_stats(), " columns and ", memory_.size(),
