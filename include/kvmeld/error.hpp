@@ -87,7 +87,8 @@ template <class... Parts>
 
 /// Throws `error` with `code` unless `ok`:
 /// `expects(errc::no_capacity, ok, "append: expected at most ", n, " tokens, got ", tokens)`.
-/// The message is put together only when it is needed.
+/// The message is put together only when it is needed; parts are copied always, so that a view of a
+/// `std::string` belongs here.
 template <class... Parts>
 void expects(errc code, bool ok, Parts... parts) {
   if (ok) [[likely]] {

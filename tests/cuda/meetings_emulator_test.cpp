@@ -32,6 +32,25 @@ struct run_ahead {
   }
 };
 
+/// What every lane sees of a warp's values.
+struct warp_values {
+  static constexpr index_t threads = 32;
+  static constexpr bool of_heads = false;
+  struct shared_memory {};
+  index_t* out;  // [7, 32]
+
+  void operator()(shared_memory&) const {
+    const index_t l = lane();
+    out[l] = shuffle(l * l, (l + 5) % 32);
+    out[32 + l] = static_cast<index_t>(ballot(l % 3 == 0));
+    out[160 + l] = static_cast<index_t>(equal_lanes(l % 4));
+    out[64 + l] = reduce_sum(l, 8);
+    out[96 + l] = reduce_max(l % 5, 16);
+    out[192 + l] = reduce_min((l + 3) % 32 - 5);
+    out[128 + l] = l < 16 ? shuffle_xor(l, 15, 0x0000ffffU) : 0;
+  }
+};
+
 /// One lane is in a barrier of the block when all others want it.
 struct lane_in_barrier {
   static constexpr index_t threads = 64;
@@ -64,6 +83,22 @@ struct other_call {
     }
   }
 };
+
+TEST_CASE("lanes exchange values, among all or some") {
+  std::vector<index_t> out(224);
+  launch(warp_values{out.data()}, {}, stream{});
+  for (index_t l = 0; l < 32; ++l) {
+    const auto at = [&](index_t row) { return out[static_cast<std::size_t>(32 * row + l)]; };
+    const index_t from = (l + 5) % 32;
+    CHECK(at(0) == from * from);
+    CHECK(static_cast<unsigned>(at(1)) == 0x49249249U);
+    CHECK(at(2) == 8 * (l / 8 * 8) + 28);
+    CHECK(at(3) == 4);
+    CHECK(at(6) == -5);
+    CHECK(at(4) == (l < 16 ? 15 - l : 0));
+    CHECK(static_cast<unsigned>(at(5)) == 0x11111111U << (l % 4));
+  }
+}
 
 TEST_CASE("lanes that go on overwrite nothing that others have still to read") {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {

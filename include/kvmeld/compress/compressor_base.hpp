@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kvmeld/compress/head_policies.hpp"
@@ -237,7 +238,7 @@ class compressor_base : protected head_policies<P> {
       }
     }
     expects(errc::not_finite, marked.empty(), "step: expected finite rows, got NaN or Inf in head ",
-            marked, " (as it was; all other heads have made their step)");
+            std::string_view(marked), " (as it was; all other heads have made their step)");
   }
 
   std::vector<one_head> heads_;
