@@ -28,9 +28,9 @@ namespace {
 
 engine::record read(const engine::decoder& model, std::span<const named_policy> policies,
                     std::span<const int> tokens) {
-  const bool foretold = std::ranges::any_of(
+  const bool by_surrogate = std::ranges::any_of(
       policies, [](const auto& p) { return p.queries == query_source::surrogate; });
-  return engine::prefill(model, tokens, engine::logits_of::last, 256, foretold);
+  return engine::prefill(model, tokens, engine::logits_of::last, 256, by_surrogate);
 }
 
 }  // namespace

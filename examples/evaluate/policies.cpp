@@ -61,12 +61,12 @@ void set_source(named_policy& p, const std::string& word) {
   constexpr std::array names = {"own", "window", "spread", "replay", "lookahead", "surrogate"};
   const std::string name = word.substr(0, word.find(':'));
   p.queries = chosen<query_source>('@', names, name, word);
-  const bool foretold = p.queries == query_source::surrogate;
-  detail::require(!foretold || scored_as(p.policy) == kvmeld::kvzip::name(),
+  const bool by_surrogate = p.queries == query_source::surrogate;
+  detail::require(!by_surrogate || scored_as(p.policy) == kvmeld::kvzip::name(),
                   "--policies: @surrogate: expected kvzip, got " + p.name);
   if (name.size() < word.size()) {
     detail::require(CLI::detail::lexical_cast(word.substr(name.size() + 1), p.queries_taken) &&
-                        p.queries_taken > 0 && p.queries != query_source::own && !foretold,
+                        p.queries_taken > 0 && p.queries != query_source::own && !by_surrogate,
                     "--policies: expected @window, @spread, @replay or @lookahead:queries, got '@" +
                         word + "'");
   }

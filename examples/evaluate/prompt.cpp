@@ -135,14 +135,14 @@ measured_prompt measure(const named_policy& p, const engine::config& shape, cons
     append(kv, 0, r.layers[l], 0, tokens);
     const auto own = queries_of(shape, r.layers[l].q);
     const auto chosen = replays ? nullptr : reference_of(p, kv, own, again.queries(shape, l));
-    const row_major_matrix foretold = p.queries == query_source::surrogate
-                                          ? (*p.scores)(layer, r.layers[l].hidden)
-                                          : row_major_matrix();
+    const row_major_matrix surrogate_scores = p.queries == query_source::surrogate
+                                                  ? (*p.scores)(layer, r.layers[l].hidden)
+                                                  : row_major_matrix();
     for (index_t h = 0; h < kv.heads(); ++h) {
       m.heads.push_back(kvmeld::make_head_state(policy, kv.head(h)));
-      if (foretold.size() > 0) {
+      if (surrogate_scores.size() > 0) {
         m.heads.back().extend(tokens);
-        std::ranges::copy(foretold.col(h), m.heads.back().column(0).begin());
+        std::ranges::copy(surrogate_scores.col(h), m.heads.back().column(0).begin());
         continue;
       }
       if (chosen && scores) {

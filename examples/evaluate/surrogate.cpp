@@ -37,12 +37,13 @@ surrogate::surrogate(const std::filesystem::path& file, const engine::config& sh
     if (from.contains(name + ".weight")) {
       of.out = linear(name, shape.kv_heads, shape.hidden);
     } else if (from.contains(q + "proj.weight")) {
-      const index_t size = rows(q + "norm.weight"), sinks = rows(name + ".k_base") / shape.kv_heads;
+      const index_t size = rows(q + "norm.weight"),
+                    learned = rows(name + ".k_base") / shape.kv_heads;
       of.q = linear(q + "proj", shape.heads * size, shape.hidden);
       of.k.weight = matrix(name + ".k_proj.weight", shape.kv_heads * size, shape.hidden);
       of.q_norm = vector(q + "norm.weight", size);
       of.k_norm = vector(name + ".k_norm.weight", size);
-      of.base = matrix(name + ".k_base", shape.kv_heads * sinks, size);
+      of.base = matrix(name + ".k_base", shape.kv_heads * learned, size);
       of.bias = matrix(name + ".b", shape.kv_heads, shape.group());
     } else {
       of.in = linear(first, rows(first + ".weight"), shape.hidden);
@@ -67,7 +68,7 @@ row_major_matrix surrogate::operator()(index_t l, const row_major_matrix& hidden
 
 row_major_matrix surrogate::gated(const layer& gate, const row_major_matrix& hidden) {
   const Eigen::Index size = gate.q_norm.size(), heads = gate.bias.rows(), group = gate.bias.cols(),
-                     sinks = gate.base.rows() / heads;
+                     learned = gate.base.rows() / heads;
   const auto normed = [&](const auto& x, const engine::row_vector& weight) {
     return (x.array() / std::sqrt(x.squaredNorm() / static_cast<float>(size) + 1e-6F) *
             weight.array())
@@ -84,8 +85,8 @@ row_major_matrix surrogate::gated(const layer& gate, const row_major_matrix& hid
         const engine::row_vector query =
             scale * normed(q.row(t).segment((h * group + g) * size, size), gate.q_norm);
         const float z = key.dot(query) + gate.bias(h, g);
-        const auto of_sinks = gate.base.middleRows(h * sinks, sinks) * query.transpose();
-        scores(t, h) += 1 / (1 + (of_sinks.array() - z).exp().sum()) / static_cast<float>(group);
+        const auto of_learned = gate.base.middleRows(h * learned, learned) * query.transpose();
+        scores(t, h) += 1 / (1 + (of_learned.array() - z).exp().sum()) / static_cast<float>(group);
       }
     }
   }
