@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "../examples/evaluate/reference_queries.hpp"
 #include "causal_attention.hpp"
 #include "kvmeld/kvmeld.hpp"
 #include "peak_memory.hpp"
@@ -160,7 +161,7 @@ void given_scores(benchmark::State& state, const Policy& defaults) {
   prompt p(state);
   const auto policy = fitted(defaults, p);
   scene<Policy> s(policy, p);
-  const auto queries = kvmeld::spread(s.kv, p.own(), 32);
+  const auto queries = evaluate::spread(s.kv, p.own(), 32);
   for (index_t h = 0; h < p.heads; ++h) {
     kvmeld::observe(policy, s.kv.head(h), s.pristine[size(h)], queries.view().of(h));
   }
@@ -180,7 +181,7 @@ template <class Policy>
 void apply(benchmark::State& state, const Policy& policy) {
   prompt p(state);
   scene<Policy> s(policy, p);
-  const auto queries = kvmeld::spread(s.kv, p.own(), 32);
+  const auto queries = evaluate::spread(s.kv, p.own(), 32);
   std::vector<kvmeld::merge_plan> plans(size(p.heads));
   std::size_t rows = 0;
   for (index_t h = 0; h < p.heads; ++h) {

@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <limits>
 
+#include "../examples/evaluate/reference_queries.hpp"
 #include "kvmeld/kvmeld.hpp"
 #include "support/all_heads.hpp"
 
@@ -85,7 +86,7 @@ TEST_CASE("a model without rotation: keys are compared and moved as they are", "
     auto state = fixtures::make_state(policy, kv);
     const auto own = kvmeld::prompt_queries(numbers.data(), 64, 1, 1, 4);
     fixtures::observe(policy, kv, state, own);
-    const auto ahead = kvmeld::lookahead(kv, own, {.count = 16});
+    const auto ahead = evaluate::lookahead(kv, own, {.count = 16});
     fixtures::compress(policy, kv, state, ahead.view(), kvmeld::budget{40});
     for (kvmeld::index_t s = 0; s < 40; ++s) {
       for (kvmeld::index_t i = 0; i < 4; ++i) {

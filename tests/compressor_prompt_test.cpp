@@ -6,6 +6,7 @@
 #include <utility>   // std::pair
 #include <vector>
 
+#include "../examples/evaluate/reference_queries.hpp"
 #include "kvmeld/compressor.hpp"
 #include "support/model.hpp"
 #include "support/policies.hpp"
@@ -27,7 +28,7 @@ void compress_by_hand(const any_policy& p, model_cache& kv, fixtures::state& sta
     kvmeld::detail::copy_slots(kv.head(first + h), one.head(h));
   }
   const bool looks_ahead = p.name() == "fold", spreads = p.name() == "attention_matching";
-  const auto chosen = looks_ahead ? kvmeld::lookahead(one, own) : kvmeld::spread(one, own);
+  const auto chosen = looks_ahead ? evaluate::lookahead(one, own) : evaluate::spread(one, own);
   for (index_t h = 0; h < kv_heads_of; ++h) {
     kvmeld::head_state& s = state[first + h];
     if (!looks_ahead || p.slot_stats().size() > 1) {

@@ -46,29 +46,29 @@ kvmeld::query_view<float> replayed_prompt::queries(const engine::config& shape,
 namespace {
 
 /// The queries that `p` measures a layer on, if not the prompt's own; `again`: a second reading's.
-std::shared_ptr<const kvmeld::reference_queries> reference_of(
-    const named_policy& p, kvmeld::cache& kv, const kvmeld::query_view<float>& own,
-    const kvmeld::query_view<float>& again) {
+std::shared_ptr<const reference_queries> reference_of(const named_policy& p, kvmeld::cache& kv,
+                                                      const kvmeld::query_view<float>& own,
+                                                      const kvmeld::query_view<float>& again) {
   const auto count = [&](index_t by_default) {
     return p.queries_taken > 0 ? p.queries_taken : by_default;
   };
-  const auto shared = [](kvmeld::reference_queries&& q) {
-    return std::make_shared<const kvmeld::reference_queries>(std::move(q));
+  const auto shared = [](reference_queries&& q) {
+    return std::make_shared<const reference_queries>(std::move(q));
   };
   switch (p.queries) {
     case query_source::own:
     case query_source::surrogate:
       return nullptr;
     case query_source::window:
-      return shared(kvmeld::spread(kv, own.last(count(32)), count(32), 0));
+      return shared(spread(kv, own.last(count(32)), count(32), 0));
     case query_source::spread:
-      return shared(kvmeld::spread(kv, own, count(256)));
+      return shared(spread(kv, own, count(256)));
     case query_source::replay:
-      return shared(kvmeld::spread(kv, again, count(256), 0));
+      return shared(spread(kv, again, count(256), 0));
     case query_source::lookahead:
       break;
   }
-  return shared(kvmeld::lookahead(kv, own, {.count = count(256), .ahead = p.ahead}));
+  return shared(lookahead(kv, own, {.count = count(256), .ahead = p.ahead}));
 }
 
 /// `policy` for KV head `h` of a layer: with what `output` has of its query heads, if it takes

@@ -9,6 +9,7 @@
 #include "engine/prefill.hpp"
 #include "engine/tokenizer.hpp"
 #include "evaluate/policies.hpp"
+#include "evaluate/reference_queries.hpp"
 
 namespace evaluate {
 
@@ -36,7 +37,7 @@ struct measured_prompt {
   std::vector<kvmeld::head_state> heads;  ///< [full layers · KV heads]
   /// [full layers] the queries that it measured on; null: the prompt's own, or all of a second
   /// reading.
-  std::vector<std::shared_ptr<const kvmeld::reference_queries>> chosen;
+  std::vector<std::shared_ptr<const reference_queries>> chosen;
 };
 
 /// A prompt as all budgets share it.

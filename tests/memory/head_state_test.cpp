@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "../../examples/evaluate/reference_queries.hpp"
 #include "kvmeld/score/queries.hpp"
 
 namespace head_state_test {
@@ -96,8 +97,8 @@ static_assert(std::is_nothrow_move_constructible_v<head_state>);
 static_assert(std::is_nothrow_move_assignable_v<head_state>);
 
 // A view of a temporary would dangle.
-static_assert(viewable<const kvmeld::reference_queries&>);
-static_assert(!viewable<kvmeld::reference_queries>);
-static_assert(!viewable<const kvmeld::reference_queries>);
+static_assert(viewable<const evaluate::reference_queries&>);
+static_assert(!viewable<evaluate::reference_queries>);
+static_assert(!viewable<const evaluate::reference_queries>);
 
 }  // namespace head_state_test

@@ -3,6 +3,7 @@
 // promises.
 #include <catch2/catch.hpp>
 
+#include "../../examples/evaluate/reference_queries.hpp"
 #include "kvmeld/kvmeld.hpp"
 #include "kvmeld/merge/fit.hpp"
 #include "support/agree.hpp"
@@ -136,7 +137,7 @@ TEST_CASE("refined fold is closer to the full cache on its queries", "[refine]")
     policy.prompt.refine = steps;
     const auto fitted = kvmeld::any_policy(policy);
     auto state = fixtures::make_state(fitted, copy);
-    const auto reference = kvmeld::lookahead(copy, prompt.view(), {.count = tokens});
+    const auto reference = evaluate::lookahead(copy, prompt.view(), {.count = tokens});
     const auto head = copy.head(0);
     const dense::matrix queries = dense::queries(reference.view().of(0), group, dim);
     const fitted_slots full{dense::keys(head), dense::values(head), dense::log_mass(head)};

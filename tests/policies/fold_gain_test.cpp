@@ -7,6 +7,7 @@
 #include <sstream>
 #include <vector>
 
+#include "../../examples/evaluate/reference_queries.hpp"
 #include "kvmeld/kvmeld.hpp"
 #include "oracle/oracle.hpp"
 #include "support/fixtures.hpp"
@@ -95,7 +96,7 @@ TEST_CASE("fold's gain is its oracle's: of a prompt, and of one that follows", "
     }
     const fixtures::queries queries(chunk, of_group, width);
     fixtures::observe(any_policy(policy), kv, state, queries.view());
-    const auto reference = kvmeld::lookahead(kv, queries.view());
+    const auto reference = evaluate::lookahead(kv, queries.view());
     fixtures::compress(any_policy(policy), kv, state, reference.view(), budget{slots});
     o.score(expected, queries.tensor());
     o.prompt(expected, queries.tensor(), {}, slots);
@@ -213,7 +214,7 @@ TEMPLATE_TEST_CASE("a gain is the same number in every storage", "[fold]", Eigen
   auto state = fixtures::make_state(any, kv);
   const fixtures::queries queries(tokens, 1, width);
   fixtures::observe(any, kv, state, queries.view());
-  const auto reference = kvmeld::lookahead(kv, queries.view());
+  const auto reference = evaluate::lookahead(kv, queries.view());
   fixtures::compress(any, kv, state, reference.view(), budget{length});
   const auto head = kv.head(0);
   index_t raised = 0;

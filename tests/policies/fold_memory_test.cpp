@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>  // std::isfinite
 
+#include "../../examples/evaluate/reference_queries.hpp"
 #include "kvmeld/kvmeld.hpp"
 #include "support/fixtures.hpp"
 
@@ -18,7 +19,7 @@ TEST_CASE("fold that remembers no query has no state beside its columns, and dec
   auto kv = fixtures::random_cache(60, 8, 2, 80);
   auto state = fixtures::make_state(policy, kv);
   const fixtures::queries own(60, 2, 8);
-  const auto reference = kvmeld::lookahead(kv, own.view());
+  const auto reference = evaluate::lookahead(kv, own.view());
   fixtures::compress(policy, kv, state, reference.view(), budget{30});
   REQUIRE(kv.head(0).length() == 30);
   std::vector<float> out(16);

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <numeric>
 
+#include "../../examples/evaluate/reference_queries.hpp"
 #include "kvmeld/kvmeld.hpp"
 #include "oracle/oracle.hpp"
 #include "support/fixtures.hpp"
@@ -69,7 +70,7 @@ void compress(const Policy& policy, const fold& shared, model& m, fixtures::stat
   for (const index_t p : pins) {
     budgets.push_back({shared.slots_beside_pins() + p});
   }
-  const auto reference = kvmeld::lookahead(m.kv, m.queries(), {.count = 40});
+  const auto reference = evaluate::lookahead(m.kv, m.queries(), {.count = 40});
   fixtures::compress(policy, m.kv, state, reference.view(), std::span<const budget>(budgets));
 }
 
@@ -104,7 +105,7 @@ TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a sha
     }
     const fixtures::queries queries(chunk, of_group, width);
     fixtures::observe(any_policy(policy), kv, state, queries.view());
-    const auto reference = kvmeld::lookahead(kv, queries.view());
+    const auto reference = evaluate::lookahead(kv, queries.view());
     fixtures::compress(any_policy(policy), kv, state, reference.view(), budget{slots});
     o.score(expected, queries.tensor());
     o.prompt(expected, queries.tensor(), {}, slots);
@@ -169,7 +170,7 @@ TEST_CASE("a profile of the thresholds gives the same cache", "[fold]") {
   profile.add(pins);
   auto again = fixtures::make_state(any, b.kv);
   const auto by_profile = profile.budgets(total, most);
-  const auto reference = kvmeld::lookahead(b.kv, b.queries(), {.count = 40});
+  const auto reference = evaluate::lookahead(b.kv, b.queries(), {.count = 40});
   for (index_t h = 0; h < heads; ++h) {  // a layer is done before the next one is read
     const auto head = b.kv.head(h);
     const auto ahead = reference.view().of(h);

@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <fstream>
 
+#include "../../examples/evaluate/reference_queries.hpp"
 #include "kvmeld/kvmeld.hpp"
 #include "oracle/oracle.hpp"
 #include "support/agree.hpp"
@@ -83,8 +84,8 @@ TEST_CASE("fold of a prompt is the prototype's", "[golden]") {
     auto state = fixtures::make_state(kvmeld::any_policy(policy), kv);
     const auto q = floats(g.of_head("q", 0, 1, dim));
     const auto reference =
-        kvmeld::lookahead(kv, kvmeld::prompt_queries(q.data(), tokens, 1, group, dim),
-                          {.count = g.number("queries"), .ahead = even(g.number("horizon"))});
+        evaluate::lookahead(kv, kvmeld::prompt_queries(q.data(), tokens, 1, group, dim),
+                            {.count = g.number("queries"), .ahead = even(g.number("horizon"))});
     fixtures::compress(kvmeld::any_policy(policy), kv, state, reference.view(),
                        budget{g.number("budget")});
     same(kv.head(0), g, 1e-4);
@@ -169,7 +170,7 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
              round * chunk + t);
     }
     const fixtures::queries queries(chunk, group, dim);
-    const auto reference = kvmeld::lookahead(kv, queries.view());
+    const auto reference = evaluate::lookahead(kv, queries.view());
     fixtures::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{slots});
     o.prompt(expected, queries.tensor(), {}, slots);
     REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-3);
@@ -191,7 +192,7 @@ TEST_CASE("what stands out of a prompt keeps its bytes, and where nothing does, 
   const fold policy;
   auto state = fixtures::make_state(kvmeld::any_policy(policy), kv);
   const fixtures::queries queries(100, 1, dim);
-  const auto reference = kvmeld::lookahead(kv, queries.view());
+  const auto reference = evaluate::lookahead(kv, queries.view());
   fixtures::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{slots});
   index_t same = 0, outlying = 0;
   for (const oracle::slot& s : fixtures::to_oracle(kv.head(0)).slots) {
@@ -211,7 +212,7 @@ TEST_CASE("fold keeps the mass of what it folds, in the mean over its queries", 
   auto state = fixtures::make_state(kvmeld::any_policy(policy), kv);
   const oracle::head full = fixtures::to_oracle(kv.head(0));
   const fixtures::queries queries(100, 2, 16);
-  const auto reference = kvmeld::lookahead(kv, queries.view());
+  const auto reference = evaluate::lookahead(kv, queries.view());
   fixtures::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{50});
   oracle::mat rows;
   const auto view = reference.view();

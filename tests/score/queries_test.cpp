@@ -9,6 +9,7 @@
 #include <numeric>  // std::iota
 #include <vector>
 
+#include "../../examples/evaluate/reference_queries.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/score/observation.hpp"
 
@@ -101,11 +102,11 @@ TEST_CASE("queries are chosen for heads of one prompt alone", "[queries][errors]
     kv.append(kvmeld::head_range{1, 1}, std::vector<float>(static_cast<std::size_t>(more * dim)),
               std::vector<float>(static_cast<std::size_t>(more * dim)), more);
     const auto refused = Catch::Contains("heads of one prompt, which have seen 100 tokens, got ");
-    CHECK_THROWS_WITH(kvmeld::spread(kv, own, 4), refused);
-    CHECK_THROWS_WITH(kvmeld::lookahead(kv, own, {.count = 4}), refused);
+    CHECK_THROWS_WITH(evaluate::spread(kv, own, 4), refused);
+    CHECK_THROWS_WITH(evaluate::lookahead(kv, own, {.count = 4}), refused);
   }
   kv.append(kvmeld::head_range{1, 1}, std::vector<float>(dim), std::vector<float>(dim), 1);
-  auto ahead = kvmeld::lookahead(kv, own, {.count = 4});
+  auto ahead = evaluate::lookahead(kv, own, {.count = 4});
   for (index_t i = 0; i < ahead.count(); ++i) {
     CHECK(ahead.position(i) >= 100);
   }
