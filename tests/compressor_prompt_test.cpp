@@ -2,6 +2,7 @@
 // A compressor's prompts are those of its heads by hand: whole, in chunks, of shared budgets.
 #include <algorithm>  // std::ranges::equal
 #include <catch2/catch.hpp>
+#include <cmath>     // std::exp
 #include <iterator>  // std::back_inserter
 #include <utility>   // std::pair
 #include <vector>
@@ -77,6 +78,33 @@ TEST_CASE("compressor: a prompt and steps are those of its heads by hand, for ev
       CHECK(same_head(kv.head(h), by_hand.head(h)));
       CHECK(same_state(meld.state(h), state[h]));
     }
+  }
+}
+
+TEST_CASE("compressor: a prompt is scored by the prefill's log-sum-exp, but behind a seal") {
+  const index_t tokens = 30, sealed = GENERATE(0, 8), behind = tokens - sealed;
+  const prompt_rows prompt(tokens);
+  const auto scores = [&](float log_sum) {
+    model_cache kv(64);
+    kvmeld::compressor meld(kv, kvmeld::h2o{}, budget{.slots = 50});
+    const std::vector<float> log_sums(static_cast<std::size_t>(kv_heads_of * group * behind),
+                                      log_sum);
+    for (index_t l = 0; l < layers_of; ++l) {
+      prompt.append(kv, l, 0, 0, sealed);
+    }
+    meld.seal(0, sealed);
+    for (index_t l = 0; l < layers_of; ++l) {
+      prompt.append(kv, l, 0, sealed, tokens);
+      const kvmeld::queries own(prompt.queries(l, sealed, tokens), behind, small_model::layer_spec);
+      meld.prompt(model_cache::of(l, 0), own.with_log_sum_exp(log_sums));
+    }
+    meld.end_prompt(0);
+    const auto column = meld.state(model_cache::of(1, 0).first).column(0);
+    return std::vector<float>(column.begin(), column.end());
+  };
+  const auto low = scores(5), high = scores(6);
+  for (std::size_t s = 0; s < static_cast<std::size_t>(behind); ++s) {
+    CHECK(low[s] == Approx(high[s] * (sealed > 0 ? 1 : std::exp(1.0F))));
   }
 }
 

@@ -190,7 +190,7 @@ TEST_CASE("what the prefill knows of its rows is taken in the place of the query
   fixtures::observe(any, m.kv, state, m.queries());
   for (index_t h = 0; h < heads; ++h) {
     const auto head = m.kv.head(h);
-    const auto view = m.queries().of(h);
+    auto view = m.queries().of(h);
     std::vector<float> log_sum_exp;
     for (index_t g = 0; g < group; ++g) {
       for (index_t i = 0; i < tokens; ++i) {
@@ -201,7 +201,8 @@ TEST_CASE("what the prefill knows of its rows is taken in the place of the query
       }
     }
     std::vector<float> s(tokens);
-    kvmeld::prompt_scores(head, view, {.log_sum_exp = log_sum_exp}, s);
+    view.log_sum_exp = log_sum_exp.data();
+    kvmeld::prompt_scores(head, view, {}, s);
     const auto column = state[h].column(fold::prompt_score);
     for (std::size_t j = 0; j < s.size(); ++j) {
       CHECK(s[j] == Approx(column[j]).epsilon(1e-4));

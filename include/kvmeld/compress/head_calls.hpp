@@ -197,7 +197,10 @@ void head_calls<P>::measure(index_t h, index_t i, const queries& q) {
   const seen_head behind_seal = seen(h);
   one_head& one = of(h);
   by_policy(h, [&](const auto& p) {
-    q.of_head(i, [&](const auto& own) {
+    q.of_head(i, [&](auto own) {
+      if (one.sealed > 0) {
+        own.log_sum_exp = nullptr;  // the engine's attention was over the sealed slots too
+      }
       observe_prompt(p, behind_seal.head(), one.state, one.held, own);
     });
   });

@@ -74,7 +74,6 @@ struct column_options {
   index_t window = 0;                          ///< last queries that `window` sums over
   float decay = 1;                             ///< λ of `decayed`
   group_combine combine = group_combine::sum;  ///< of the group's query heads, per query
-  std::span<const float> log_sum_exp = {};  ///< [group, queries] of ℓ, if attention computed it
 };
 
 /// Where the sums go: each `[length]` is overwritten, or empty: not wanted.
@@ -87,7 +86,8 @@ struct column_sums {
 
 /// `a_ij = softmax_j(ℓ_ij)`, the model's logits (`attention_spec`), over the slots that query
 /// `i` sees; the group's heads combined; summed over queries `i = 0 … n−1` of one KV head, or the
-/// largest of them. Blocked: memory `O(length)`. A query that sees no slot adds nothing. Refused:
+/// largest of them. Blocked: memory `O(length)`. The softmax's sum is the queries' `log_sum_exp`
+/// where they have it, at half of the work. A query that sees no slot adds nothing. Refused:
 /// an empty head, spans of another size, a decay outside (0, 1].
 template <kv_head Head, class Query>
 void column_scores(const Head& head, const query_view<Query>& queries,
@@ -107,9 +107,6 @@ void column_scores(const Head& head, const query_view<Query>& queries,
           "column_scores: expected a decay in (0, 1], got ", options.decay);
   expects(options.window >= 0, "column_scores: expected a window of at least 0 queries, got ",
           options.window);
-  expects(options.log_sum_exp.empty() || options.log_sum_exp.size() == as_size(group, count),
-          "column_scores: expected log_sum_exp [", group, ", ", count, "], got ",
-          options.log_sum_exp.size(), " floats");
 
   score::query_blocks<Head, Query> block(head, queries);
   matrix weight(3, block.most_rows()), sums = matrix::Zero(3, n);
@@ -127,10 +124,10 @@ void column_scores(const Head& head, const query_view<Query>& queries,
     for (index_t r = 0; r < rows; ++r) {
       auto mass = block.logits(r, visible, block.position(r));
       score::softmax<> all = block.sink(r);
-      if (options.log_sum_exp.empty()) {
+      if (!block.knows_log_sums()) {
         all.take(mass);
       } else {
-        all = {options.log_sum_exp[block.place(r)], 1};
+        all = {block.log_sum(r), 1};
         if (all.max != all.nothing) {
           mass = (mass - all.max).exp();
         } else {

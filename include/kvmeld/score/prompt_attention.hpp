@@ -69,10 +69,9 @@ class query_blocks {
     return queries_.position_of(query(r), head_.next_position());
   }
   float* q(index_t r) { return &q_(r, 0); }
-  /// Where a row stands in `[group, queries]`.
-  std::size_t place(index_t r) const {
-    return as_size(r % head_.group(), queries_.count) + as_size(query(r));
-  }
+  /// The log-sum-exp of row `r` from the prefill's own attention, if it is known.
+  bool knows_log_sums() const { return queries_.log_sum_exp != nullptr; }
+  float log_sum(index_t r) const { return queries_.log_sum(r % head_.group(), query(r)); }
 
   /// Slots up to the last one that any of the queries sees.
   index_t visible() const {

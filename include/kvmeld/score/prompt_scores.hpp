@@ -27,12 +27,12 @@ namespace score {
 ///     [length]`
 ///
 /// with the model's other terms (`attention_spec`). The second sum is the row's own log-sum-exp
-/// `[group, queries]` of the prompt's causal attention, a sink in it: `log_sum_exp`, where the
-/// prefill has it; computed if empty. All queries count: a fact is looked
-/// up by the one token before it. Blocked: memory `O(length)`.
+/// `[group, queries]` of the prompt's causal attention, a sink in it: the queries' `log_sum_exp`,
+/// or computed. All queries count: a fact is looked up by the one token before it. Blocked: memory
+/// `O(length)`.
 template <kv_head Head, class Query>
 void lookahead_max(const Head& head, const query_view<Query>& queries, index_t horizon,
-                   std::span<const float> log_sum_exp, std::span<float> out) {
+                   std::span<float> out) {
   const index_t n = head.length(), group = head.group(), count = queries.count;
   query_blocks<Head, Query> block(head, queries);
   dense::matrix_of<float> best = dense::matrix_of<float>::Zero(group, block.columns());
@@ -43,14 +43,14 @@ void lookahead_max(const Head& head, const query_view<Query>& queries, index_t h
     return static_cast<index_t>(std::min<std::int64_t>(to, std::numeric_limits<index_t>::max()));
   };
   block.each([&] {
-    const index_t visible = log_sum_exp.empty() ? block.visible() : 0;
+    const index_t visible = block.knows_log_sums() ? 0 : block.visible();
     block.multiply(visible);
     for (index_t r = 0; r < block.rows(); ++r) {
       softmax<> seen = block.sink(r);
       if (visible > 0) {
         seen = block.exponentials(r, visible, block.position(r), seen);
       }
-      own[r] = log_sum_exp.empty() ? seen.log_sum_exp() : log_sum_exp[block.place(r)];
+      own[r] = block.knows_log_sums() ? block.log_sum(r) : seen.log_sum_exp();
       if (r % group == 0) {
         turn.by(1.0 * moved_to(r) - block.position(r));
       }
@@ -81,14 +81,12 @@ struct prompt_score_options {
   index_t horizon = 64;
   bool leverage = true;      ///< times the leverage of the un-rotated key, over its mean
   float leverage_ridge = 1;  ///< relative to the mean variance of the keys' dimensions
-  std::span<const float> log_sum_exp = {};  ///< [group, queries] of the prefill's own attention
 };
 
 /// Lookahead-max (ours; `score::lookahead_max` has the formula) times leverage, of one KV head's
 /// slots, at least 0, into `out [length]`. `queries`: the prompt's own of that head, all of them,
 /// rotated (`prompt_queries(...).of(h)`), after its keys and values were appended; of a prompt in
-/// chunks, the chunk's. Where the prefill has its rows' log-sum-exp, half of
-/// the work is saved.
+/// chunks, the chunk's. With `log_sum_exp` half of the work is saved.
 /// Refused: an empty head, no queries, spans of another size, a horizon below 0.
 template <class Query>
 void prompt_scores(const head_ref& head, const query_view<Query>& queries,
@@ -99,12 +97,9 @@ void prompt_scores(const head_ref& head, const query_view<Query>& queries,
           queries.data == nullptr ? 0 : count);
   expects(out.size() == as_size(n), "prompt_scores: expected scores [", n, "], got ", out.size(),
           " floats");
-  expects(options.log_sum_exp.empty() || options.log_sum_exp.size() == as_size(head.group(), count),
-          "prompt_scores: expected log_sum_exp [", head.group(), ", ", count, "], got ",
-          options.log_sum_exp.size(), " floats");
   expects(options.horizon >= 0, "prompt_scores: expected a horizon of at least 0 positions, got ",
           options.horizon);
-  score::lookahead_max(head, queries, options.horizon, options.log_sum_exp, out);
+  score::lookahead_max(head, queries, options.horizon, out);
   if (!options.leverage) {
     return;
   }

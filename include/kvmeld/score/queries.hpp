@@ -28,14 +28,18 @@ struct query_view {
   /// Of a prompt in chunks: queries of the same prompt that lie right before these, which windows
   /// reach back to. Not counted again.
   index_t before = 0;
-  /// `[group, count]` of one head's logits, natural logarithm, from the prefill's own attention;
-  /// null: not known. Not of those before.
+  /// `[group, count]` of one head's logits, natural logarithm, from the prefill's own attention, a
+  /// sink's among them; null: not known. Not of those before.
   const float* log_sum_exp = nullptr;
   /// `[count]` the Euclidean norm of what the layer's attention was given for each query's token;
   /// null: not known. Not of those before.
   const float* hidden_norm = nullptr;
+  index_t log_sum_row = 0;  ///< query head to query head in `log_sum_exp`; 0: `count`
 
   const Scalar* at(index_t g, index_t i) const { return data + g * group + i * row; }
+  float log_sum(index_t g, index_t i) const {
+    return log_sum_exp[std::ptrdiff_t{g} * (log_sum_row > 0 ? log_sum_row : count) + i];
+  }
   /// The queries of KV head `h` alone.
   query_view of(index_t h) const {
     const Scalar* const own = data == nullptr ? nullptr : data + h * head;  // null: there are none
@@ -46,8 +50,14 @@ struct query_view {
   query_view last(index_t n) const {
     const index_t earlier = position != nullptr ? 0 : before, all = count + earlier,
                   skip = all > n ? all - n : 0, first = skip - earlier;
-    return {data == nullptr ? nullptr : data + first * row,   all - skip, head, group, row,
-            position != nullptr ? position + first : nullptr, skip};
+    query_view latest{
+        data == nullptr ? nullptr : data + first * row,   all - skip, head, group, row,
+        position != nullptr ? position + first : nullptr, skip};
+    if (log_sum_exp != nullptr && first >= 0) {
+      latest.log_sum_exp = log_sum_exp + first;
+      latest.log_sum_row = log_sum_row > 0 ? log_sum_row : count;
+    }
+    return latest;
   }
   /// What a policy with a window measures on: the last `window` of a prompt's own, or all that was
   /// chosen.
@@ -77,7 +87,7 @@ void in_floats(const query_view<T>& q, index_t group, index_t dim, const Use& us
       }
     }
     use(query_view<float>{first, q.count, 0, dim, size, q.position, q.before, q.log_sum_exp,
-                          q.hidden_norm});
+                          q.hidden_norm, q.log_sum_row});
   }
 }
 
