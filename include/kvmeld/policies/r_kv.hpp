@@ -49,18 +49,14 @@ struct r_kv {
   }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
-    expects(observed.query != nullptr, "r_kv: expected the step's query");
-    hold(head, state, head.next_position() - 1, [&](index_t g) {
-      return row<const float>{observed.query + std::ptrdiff_t{g} * head.dim()};
-    });
+    observe(head, state, query_of_step(name(), observed, head.dim()));
   }
   void observe(const kv_head auto& head, head_state& state,
                const query_view<float>& queries) const {
     // Those before them are held already.
     const query_view<float> latest = queries.last(std::min(window, queries.count));
     for (index_t i = 0; i < latest.count; ++i) {
-      hold(head, state, latest.position_of(i, head.next_position()),
-           [&](index_t g) { return row<const float>{latest.at(g, i)}; });
+      hold(head, state, latest, i);
     }
   }
 
@@ -91,8 +87,8 @@ struct r_kv {
     };
   }
 
-  template <class Query>
-  void hold(const kv_head auto& head, head_state& state, index_t position, Query query) const {
+  void hold(const kv_head auto& head, head_state& state, const query_view<float>& queries,
+            index_t i) const {
     const std::span<float> all = state.memory(), positions = all.subspan(1, as_size(window)),
                            rows = all.subspan(1 + as_size(window));
     const std::size_t size = as_size(head.group(), head.dim());
@@ -101,9 +97,9 @@ struct r_kv {
       std::copy(positions.begin() + 1, positions.end(), positions.begin());
       std::copy_n(rows.data() + size, --held * size, rows.data());
     }
-    positions[held] = std::bit_cast<float>(position);
+    positions[held] = std::bit_cast<float>(queries.position_of(i, head.next_position()));
     for (index_t g = 0; g < head.group(); ++g) {
-      to_floats(query(g), head.dim(), &rows[held * size + as_size(g, head.dim())]);
+      std::copy_n(queries.at(g, i), head.dim(), &rows[held * size + as_size(g, head.dim())]);
     }
     all[0] = static_cast<float>(held + 1);
   }

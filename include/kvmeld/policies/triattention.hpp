@@ -53,19 +53,14 @@ struct triattention {
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     if (calibration.empty()) {
-      expects(observed.query != nullptr, "triattention: expected the step's query");
-      rotation turn(head.spec().rope, head.dim());
-      count(head, state, turn, head.next_position() - 1, [&](index_t g) {
-        return row<const float>{observed.query + std::ptrdiff_t{g} * head.dim()};
-      });
+      observe(head, state, query_of_step(name(), observed, head.dim()));
     }
   }
   void observe(const kv_head auto& head, head_state& state,
                const query_view<float>& queries) const {
     rotation turn(head.spec().rope, head.dim());
     for (index_t i = 0; calibration.empty() && i < queries.count; ++i) {
-      count(head, state, turn, queries.position_of(i, head.next_position()),
-            [&](index_t g) { return row<const float>{queries.at(g, i)}; });
+      count(head, state, turn, queries, i);
     }
   }
 
@@ -113,22 +108,21 @@ struct triattention {
   }
   static float magnitude(float a, float b) { return std::sqrt(a * a + b * b); }
 
-  /// One query's group, at `position`, more in the means.
-  template <class Query>
-  static void count(const kv_head auto& head, head_state& state, rotation& turn, index_t position,
-                    Query query) {
+  /// One query's group more in the means.
+  static void count(const kv_head auto& head, head_state& state, rotation& turn,
+                    const query_view<float>& queries, index_t i) {
     const index_t dim = head.dim();
     const rotary& rope = head.spec().rope;
     const std::span<float> all = state.memory();
     const float n = all[0] = std::min(all[0] + 1, static_cast<float>(1 << 24));
     float x[detail::row_floats];
-    turn.by(-position);
+    turn.by(-queries.position_of(i, head.next_position()));
     for (index_t g = 0; g < head.group(); ++g) {
       float* const mean = &all[1 + as_size(g, dim + dim / 2)];
-      to_floats(query(g), dim, x);
+      std::copy_n(queries.at(g, i), dim, x);
       turn(x);
-      for (index_t i = 0; i < dim; ++i) {
-        mean[i] += (x[i] - mean[i]) / n;
+      for (index_t e = 0; e < dim; ++e) {
+        mean[e] += (x[e] - mean[e]) / n;
       }
       for (index_t p = 0; p < rope.rotated(dim) / 2; ++p) {
         const auto [a, b] = rope.pair(p, dim);

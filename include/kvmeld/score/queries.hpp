@@ -71,6 +71,13 @@ struct query_view {
 /// For policies that need none.
 inline constexpr query_view<float> no_queries{};
 
+/// A decode step's query as the last of a prompt's. `what` begins the message where it is missing.
+inline query_view<float> query_of_step(std::string_view what, const observation& seen,
+                                       index_t dim) {
+  expects(seen.query != nullptr, what, ": expected the step's query");
+  return {.data = seen.query, .count = 1, .group = dim};
+}
+
 /// Calls `use` with the queries of one KV head, those before them too, in float: in place, or from
 /// 16 bits as a copy. So what measures them is compiled once.
 template <class T, class Use>
