@@ -100,34 +100,47 @@ struct massfold {
   }
 
  private:
+  /// What differs from scorer to scorer: the slots that stay, and what each stands for.
   template <class Score>
   void fold(const head_ref& head, index_t target, const protection& kept, Score score,
             slot_scratch& work, merge_plan& out) const {
     const auto is_protected = protected_slots(head, kept);
     search::select(head.length(), target, is_protected, score, work);
-    search::match_by_cosine(head, work, [&](index_t s) { return head.position(s) >= kept.sinks; });
-    // NaN has rank −∞, and the least score there is.
+    match_all_but(kept.sinks, head, work);
     const std::string_view named = name();
-    const auto level = [&, named](index_t s) {
+    float most = 0;
+    for (index_t s = 0; s < head.length(); ++s) {
+      if (is_protected(s)) {
+        continue;
+      }
+      // NaN has rank −∞, and the least score there is.
       const auto own = static_cast<float>(score(s));
       expects(own >= 0 || own == lowest_score, named, ": expected scores of at least 0, got ", own,
               " for slot ", s);
-      return std::clamp(own, 1e-30F, std::numeric_limits<float>::max());
-    };
-    float most = 0;
-    for (index_t s = 0; s < head.length(); ++s) {
-      most = is_protected(s) ? most : std::max(most, level(s));
+      work.numbers[s] = std::clamp(own, 1e-30F, std::numeric_limits<float>::max());
+      most = std::max(most, work.numbers[s]);
     }
+    for (index_t s = 0; s < head.length(); ++s) {
+      work.numbers[s] = is_protected(s) ? most : work.numbers[s];
+    }
+    merge_by_level(head, work, out);
+  }
+  /// Slots that leave go to the kept slot of largest cosine that is no sink.
+  static void match_all_but(index_t sinks, const head_ref& head, slot_scratch& work) {
+    search::match_by_cosine(head, work, [&](index_t s) { return head.position(s) >= sinks; });
+  }
+  /// The rows, by what each slot stands for, `work.numbers [length]`.
+  static void merge_by_level(const head_ref& head, slot_scratch& work, merge_plan& out) {
+    const auto& level = work.numbers;
     merge::write_rows(head, work, out, [&](std::span<const index_t> members) {
       const index_t anchor = members[0];
-      const float own = is_protected(anchor) ? most : level(anchor);
       float sum = 0;
       for (const index_t s : members.subspan(1)) {
-        sum += level(s) / own;
+        sum += level[s] / level[anchor];
       }
       out.add({anchor, 1, 1 / (1 + sum)});
       for (const index_t s : members.subspan(1)) {
-        out.add({s, 0, level(s) / own / (1 + sum)});
+        out.add({s, 0, level[s] / level[anchor] / (1 + sum)});
       }
       return head.log_mass(anchor) + std::log1p(sum);
     });
