@@ -136,7 +136,6 @@ struct kvmerger {
   /// Flags in `work.marks`.
   static constexpr char apart = 1;   // takes no part
   static constexpr char joined = 2;  // with its left neighbour in `work.order`
-  static char& mark(slot_scratch& work, index_t s) { return work.marks[s]; }
 
   index_t heavy_places(index_t target) const { return std::max(sinks, share_of(heavy, target)); }
   /// What R and H are shares of, for a head of `target` slots.
@@ -177,7 +176,7 @@ struct kvmerger {
     for (index_t i = 1; i < n; ++i) {
       const index_t a = order[as_size(i - 1)], b = order[as_size(i)];
       const bool consecutive = head.position(b) == head.position(a) + 1;
-      if (mark(work, a) == 0 && mark(work, b) == 0 && (consecutive || !gaps_break)) {
+      if (work.marks[a] == 0 && work.marks[b] == 0 && (consecutive || !gaps_break)) {
         cosines[as_size(i)] =
             rank(search::cosine(head, a, b, search::key_norm(head, a), search::key_norm(head, b)));
         pairs.push_back(i);
@@ -202,7 +201,7 @@ struct kvmerger {
       pairs.resize(as_size(wanted));
     }
     for (const index_t i : pairs) {
-      mark(work, at(i)) = joined;
+      work.marks[at(i)] = joined;
     }
   }
 
@@ -214,7 +213,7 @@ struct kvmerger {
     into.assign(order.size(), -1);
     for (std::size_t begin = 0, end = 0; begin < order.size(); begin = end) {
       index_t pivot = order[begin];
-      for (end = begin + 1; end < order.size() && mark(work, order[end]) == joined; ++end) {
+      for (end = begin + 1; end < order.size() && work.marks[order[end]] == joined; ++end) {
         const index_t s = order[end];
         const float x = score_of(s), y = score_of(pivot);
         pivot = x > y || (x == y && s < pivot) ? s : pivot;
@@ -245,14 +244,14 @@ struct kvmerger {
       return;
     }
     for (index_t s = 0; s < n; ++s) {
-      if (mark(work, s) == apart) {
+      if (work.marks[s] == apart) {
         total[as_size(s)] = std::numeric_limits<float>::infinity();
       }
     }
     search::select(
         n, target, [](index_t) { return false; }, search::column_score(total), work);
     for (index_t& to : into) {
-      to = mark(work, to) != 0 ? to : -1;
+      to = work.marks[to] != 0 ? to : -1;
     }
   }
 
