@@ -207,73 +207,62 @@ consteval int hook_names::*misdeclared() {
   using names = std::conditional_t<std::is_final_v<P>, hook_names, with_hook_names<P>>;
   using step = observation;
   using reference = query_view<float>;
-  if (
-      !requires { &names::slot_stats; } && !requires(C & p) { p.slot_stats().size(); }) {
-    return &hook_names::slot_stats;
-  }
-  if (
-      !requires { &names::memory; } && !requires(C & p, index_t n) { p.memory(n, n, n); }) {
-    return &hook_names::memory;
-  }
-  if (
-      !requires { &names::min_budget; } && !requires(C & p) { index_t{p.min_budget()}; }) {
-    return &hook_names::min_budget;
-  }
-  if (
-      !requires { &names::eviction_batch; } &&
-      !requires(C & p, index_t n) { index_t{p.eviction_batch(n)}; }) {
-    return &hook_names::eviction_batch;
-  }
-  if (
-      !requires { &names::validate; } && !requires(C & p) { p.validate(); }) {
-    return &hook_names::validate;
-  }
-  if (!requires { &names::combine; } && !combines_by_value<C> && !combines_by_call<C>) {
-    return &hook_names::combine;
-  }
-  if (!requires { &names::protects; } && !protects_tokens<C>) {
-    return &hook_names::protects;
-  }
+  int hook_names::*found = nullptr;
+  const auto expect = [&](int hook_names::*hook, bool is_there, bool fits) {
+    found = found == nullptr && is_there && !fits ? hook : found;
+  };
+  expect(
+      &hook_names::slot_stats, !requires { &names::slot_stats; },
+      requires(C & p) { p.slot_stats().size(); });
+  expect(
+      &hook_names::memory, !requires { &names::memory; },
+      requires(C & p, index_t n) { p.memory(n, n, n); });
+  expect(
+      &hook_names::min_budget, !requires { &names::min_budget; },
+      requires(C & p) { index_t{p.min_budget()}; });
+  expect(
+      &hook_names::eviction_batch, !requires { &names::eviction_batch; },
+      requires(C & p, index_t n) { index_t{p.eviction_batch(n)}; });
+  expect(
+      &hook_names::validate, !requires { &names::validate; }, requires(C & p) { p.validate(); });
+  expect(
+      &hook_names::combine, !requires { &names::combine; },
+      combines_by_value<C> || combines_by_call<C>);
+  expect(
+      &hook_names::protects, !requires { &names::protects; }, protects_tokens<C>);
   // Where there are two forms, one that only a policy that is not const has is ignored as well.
-  if ((!requires { &names::observe; } && !observes<C, step> && !observes<C, reference>) ||
-      observes<P, step> != observes<C, step> || observes<P, reference> != observes<C, reference>) {
-    return &hook_names::observe;
-  }
-  if (plans_with_queries<P> != plans_with_queries<C>) {
-    return &hook_names::plan;
-  }
-  if (
-      !requires { &names::choose_victim; } &&
-      !requires(C & p, hook_arguments & x) {
+  expect(
+      &hook_names::observe, !requires { &names::observe; },
+      observes<C, step> || observes<C, reference>);
+  expect(
+      &hook_names::observe, true,
+      observes<P, step> == observes<C, step> && observes<P, reference> == observes<C, reference>);
+  expect(&hook_names::plan, true, plans_with_queries<P> == plans_with_queries<C>);
+  expect(
+      &hook_names::choose_victim, !requires { &names::choose_victim; },
+      requires(C & p, hook_arguments & x) {
         std::optional<slot_removal>(p.choose_victim(x.head, x.held, x.n, x.comparison));
-      }) {
-    return &hook_names::choose_victim;
-  }
-  if (
-      !requires { &names::predict_victim; } &&
-      !requires(C & p, hook_arguments & x) {
+      });
+  expect(
+      &hook_names::predict_victim, !requires { &names::predict_victim; },
+      requires(C & p, hook_arguments & x) {
         p.predict_victim(x.head, x.state, x.n, x.comparison);
-      }) {
-    return &hook_names::predict_victim;
-  }
-  if ((!requires { &names::update_memory; } && !updates_by<C, slot_removal> &&
-       !updates_by<C, merge_plan>) ||
-      updates_by<P, slot_removal> != updates_by<C, slot_removal> ||
-      updates_by<P, merge_plan> != updates_by<C, merge_plan>) {
-    return &hook_names::update_memory;
-  }
-  if (
-      !requires { &names::after_compress; } &&
-      !requires(C & p, hook_arguments & x) { p.after_compress(x.head, x.state, x.n); }) {
-    return &hook_names::after_compress;
-  }
-  if (!requires { &names::mass; } && !gives_mass<C>) {
-    return &hook_names::mass;
-  }
-  if (!requires { &names::supports; } && !supports_by_value<C> && !supports_by_call<C>) {
-    return &hook_names::supports;
-  }
-  return nullptr;
+      });
+  expect(
+      &hook_names::update_memory, !requires { &names::update_memory; },
+      updates_by<C, slot_removal> || updates_by<C, merge_plan>);
+  expect(&hook_names::update_memory, true,
+         updates_by<P, slot_removal> == updates_by<C, slot_removal> &&
+             updates_by<P, merge_plan> == updates_by<C, merge_plan>);
+  expect(
+      &hook_names::after_compress, !requires { &names::after_compress; },
+      requires(C & p, hook_arguments & x) { p.after_compress(x.head, x.state, x.n); });
+  expect(
+      &hook_names::mass, !requires { &names::mass; }, gives_mass<C>);
+  expect(
+      &hook_names::supports, !requires { &names::supports; },
+      supports_by_value<C> || supports_by_call<C>);
+  return found;
 }
 
 /// The compiler's message names the hook.
