@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "kvmeld/score/logit_terms.hpp"
+#include "kvmeld/score/softmax.hpp"
 #include "kvmeld/score/tile_products.hpp"
 #include "llama_cpp/cells.hpp"
 

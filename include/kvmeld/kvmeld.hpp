@@ -17,7 +17,7 @@
 #include "kvmeld/merge/pages.hpp"              // IWYU pragma: export
 #include "kvmeld/merge/plan.hpp"               // IWYU pragma: export
 #include "kvmeld/policies/hooks.hpp"           // IWYU pragma: export
-#include "kvmeld/policies/preconditions.hpp"   // IWYU pragma: export
+#include "kvmeld/policies/traits.hpp"          // IWYU pragma: export
 #include "kvmeld/score/attention.hpp"          // IWYU pragma: export
 #include "kvmeld/score/column_scores.hpp"      // IWYU pragma: export
 #include "kvmeld/score/prompt_scores.hpp"      // IWYU pragma: export

@@ -12,7 +12,7 @@
 #include "kvmeld/compress/one_head.hpp"
 #include "kvmeld/compress/shared_slots.hpp"
 #include "kvmeld/memory/head_selection.hpp"
-#include "kvmeld/policies/preconditions.hpp"
+#include "kvmeld/policies/traits.hpp"
 
 namespace kvmeld::inline v0::detail {
 

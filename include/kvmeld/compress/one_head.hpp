@@ -11,7 +11,7 @@
 #include "kvmeld/memory/convert.hpp"
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/policies/hooks.hpp"
-#include "kvmeld/policies/preconditions.hpp"
+#include "kvmeld/policies/traits.hpp"
 #include "kvmeld/score/attention.hpp"
 
 namespace kvmeld::inline v0 {

@@ -7,7 +7,6 @@
 
 #include "kvmeld/detail/arena.hpp"
 #include "kvmeld/policies/policy.hpp"
-#include "kvmeld/score/logit_terms.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/score/tile_products.hpp"
 

@@ -11,7 +11,6 @@
 
 #include "kvmeld/memory/view.hpp"
 #include "kvmeld/score/fused_similarity.hpp"
-#include "kvmeld/score/logit_terms.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/score/tile_products.hpp"
 

@@ -10,7 +10,6 @@
 #include "kvmeld/detail/product.hpp"
 #include "kvmeld/memory/convert.hpp"
 #include "kvmeld/memory/view.hpp"
-#include "kvmeld/score/logit_terms.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/softmax.hpp"
 

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "kvmeld/detail/product.hpp"
-#include "kvmeld/score/logit_terms.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/softmax.hpp"
