@@ -142,16 +142,14 @@ struct attention_matching {
   /// Moves the best of the others by `score [length]` into `kept`, until it has `size`. Ties to the
   /// lower slot, NaN last.
   static void join(const dense::stored auto& score, std::size_t size, slots& kept, slots& others) {
-    const auto at = [&](index_t s) {
-      return std::isnan(score[s]) ? -std::numeric_limits<double>::infinity() : score[s];
+    const auto key = [&](index_t s) {
+      return detail::descending(std::isnan(score[s]) ? -std::numeric_limits<double>::infinity()
+                                                     : score[s]);
     };
-    const auto joining = static_cast<std::ptrdiff_t>(std::min(size - kept.size(), others.size()));
+    const auto joining = static_cast<index_t>(std::min(size - kept.size(), others.size()));
     std::vector<detail::keyed_slot> keyed;
-    detail::assign_keys(
-        others, [&](index_t s) { return detail::descending(at(s)); }, keyed);
-    detail::select(keyed, static_cast<index_t>(joining));
-    detail::sort(std::span(keyed).first(as_size(joining)));
-    detail::copy_slots(keyed, others);
+    detail::select_slots(others, joining, key, keyed);
+    detail::sort_slots(std::span(others).first(as_size(joining)), key, keyed);
     kept.insert(kept.end(), others.begin(), others.begin() + joining);
     others.erase(others.begin(), others.begin() + joining);
   }
