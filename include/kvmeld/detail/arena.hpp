@@ -8,15 +8,15 @@
 #include <vector>
 
 #include "kvmeld/config.hpp"
+#include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/detail/product.hpp"
 
 namespace kvmeld::inline v0 {
 namespace detail {
 
 /// Hands out parts of `floats`, which grows to `size` at its first use only. What was handed out by
-/// another arena on the same floats is overwritten. Every part begins at a multiple of 64 bytes:
-/// Eigen sums differently aligned memory in different orders, and the same inputs must give the
-/// same bytes wherever the block lies.
+/// another arena on the same floats is overwritten. Every part begins at a multiple of
+/// `vector_bytes`: the same inputs must give the same bytes wherever the block lies.
 class arena {
  public:
   arena(std::vector<float>& floats, std::size_t size) {
@@ -33,7 +33,7 @@ class arena {
   }
 
  private:
-  static constexpr std::size_t line = 16, max_parts = 16;
+  static constexpr std::size_t line = vector_bytes / sizeof(float), max_parts = 16;
 
   float* take(std::ptrdiff_t n) {
     constexpr std::ptrdiff_t whole = line;

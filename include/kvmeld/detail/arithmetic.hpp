@@ -9,6 +9,12 @@
 
 namespace kvmeld::inline v0 {
 namespace detail {
+
+/// Where arrays begin that are computed at a vector's width, and what Eigen is told of them, in
+/// bytes: it sums differently aligned memory in different orders. Not
+/// `EIGEN_MAX_STATIC_ALIGN_BYTES` and `AlignedMax`: a program may set these apart.
+inline constexpr int vector_bytes = 64;
+
 inline namespace KVMELD_INSTRUCTIONS {
 
 /// `a · b + c`, rounded once on a processor that can, and twice on one that cannot. Left to the

@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/memory/row.hpp"
 
 namespace kvmeld::inline v0 {
@@ -221,8 +222,7 @@ class rotary {
 
 /// One rotation for many rows of floats: the sines are computed once, at the width of a vector, and
 /// nothing is allocated for up to 640 dimensions, so that it fits on any stack. The angle is exact
-/// (double, brought into one turn), its sine is a float's. A model without rotation: rows stay as
-/// they are.
+/// (double, brought into one turn), its sine is a float's. Without rotation rows stay as they are.
 class rotation {
  public:
   static constexpr index_t max_dim = 4096;
@@ -243,10 +243,10 @@ class rotation {
   void by(double positions) {
     constexpr double turn = 2 * std::numbers::pi;
     constexpr index_t few = 64;
-    alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) double angles[few];  // on the stack
-    alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float reduced[few], turned[few];
+    alignas(detail::vector_bytes) double angles[few];  // on the stack
+    alignas(detail::vector_bytes) float reduced[few], turned[few];
     using doubles = Eigen::Map<Eigen::ArrayXd>;
-    using block = Eigen::Map<Eigen::ArrayXf, Eigen::AlignedMax>;
+    using block = Eigen::Map<Eigen::ArrayXf, detail::vector_bytes>;
     for (index_t p = 0; p < pairs_; p += few) {
       const index_t count = std::min(few, pairs_ - p);
       doubles angle(angles, count);
@@ -291,8 +291,8 @@ class rotation {
 
   rotary::pairing pairing_;
   index_t first_, pairs_;
-  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) double own_frequencies_[own_pairs];  // [pairs]
-  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float own_turns_[2 * own_pairs];     // cosines, then sines
+  alignas(detail::vector_bytes) double own_frequencies_[own_pairs];  // [pairs]
+  alignas(detail::vector_bytes) float own_turns_[2 * own_pairs];     // cosines, then sines
   std::vector<double> more_frequencies_;
   std::vector<float> more_turns_;
 };

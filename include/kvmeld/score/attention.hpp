@@ -27,7 +27,7 @@ inline constexpr index_t sweep_group = 16;
 
 /// exp of a whole aligned buffer, so that every element takes the same vector path and the result
 /// does not depend on where in memory, or at which index, a number stands.
-using aligned_block = Eigen::Map<Eigen::Array<float, Eigen::Dynamic, 1>, Eigen::AlignedMax>;
+using aligned_block = Eigen::Map<Eigen::Array<float, Eigen::Dynamic, 1>, detail::vector_bytes>;
 
 }  // namespace score
 
@@ -77,8 +77,8 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
     return std::clamp(floats / head.row_dim(), index_t{1}, score::tile_slots);
   };
   const index_t near = rows_of(score::near_floats), rows = rows_of(score::swept_floats);
-  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float buffer[detail::row_floats];
-  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float mass[score::sweep_group][score::tile_slots];
+  alignas(detail::vector_bytes) float buffer[detail::row_floats];
+  alignas(detail::vector_bytes) float mass[score::sweep_group][score::tile_slots];
   const float lowest = -std::numeric_limits<float>::infinity();
   const bool compares = comparison != nullptr && comparison->requested();
   const storage keys_as = detail::read_as(head.type().keys, head.even_keys() && !compares),

@@ -162,7 +162,7 @@ inline void take_nearest(const float* dots, const float* norm, float own, const 
   if (farther == count && best.slot >= 0 && near > 0) {
     return;
   }
-  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float cosine[cosine_slots], norms[cosine_slots];
+  alignas(detail::vector_bytes) float cosine[cosine_slots], norms[cosine_slots];
   for (index_t i = 0; i < count; ++i) {
     const float x = own * norm[i];
     norms[i] = x > 0 ? x : std::numeric_limits<float>::infinity();
@@ -172,7 +172,8 @@ inline void take_nearest(const float* dots, const float* norm, float own, const 
     cosine[i] = x == x ? x : 0.0F;
   }
   // At a vector's width; which slot it is takes a second pass, seldom.
-  const float top = Eigen::Map<const Eigen::ArrayXf, Eigen::AlignedMax>(cosine, count).maxCoeff();
+  const float top =
+      Eigen::Map<const Eigen::ArrayXf, detail::vector_bytes>(cosine, count).maxCoeff();
   if (best.slot >= 0 && top < best.cosine) {
     return;
   }

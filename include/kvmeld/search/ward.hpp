@@ -60,7 +60,7 @@ struct ward_partner {
 template <class Limit, class Found>
 void cheapest_partners(const ward_slots& from, const ward_slots& to, Limit limit, Found found) {
   constexpr index_t block = ward_slots::block, rows_at_once = 32;
-  alignas(EIGEN_MAX_STATIC_ALIGN_BYTES) float products[rows_at_once * block];
+  alignas(detail::vector_bytes) float products[rows_at_once * block];
   const auto n = static_cast<index_t>(from.slot.size());
   for (index_t i0 = 0; i0 < n; i0 += rows_at_once) {
     const index_t rows = std::min(rows_at_once, n - i0), columns = limit(i0 + rows - 1);
