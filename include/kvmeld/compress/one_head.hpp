@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-/// observe → plan → apply for one head, and what these refuse first: what a `compressor` is made
-/// of, and for who orchestrates.
+/// observe → plan → apply for one head, and what these refuse first: what `compressor` is made of.
 #pragma once
 
-#include <limits>  // std::numeric_limits
+#include <algorithm>  // std::min
+#include <limits>     // std::numeric_limits
 #include <optional>
 #include <span>
 
@@ -144,23 +144,24 @@ void observe(const P& p, const head_ref& head, head_state& state, workspace& wor
 }
 
 /// Reference queries, from an engine that has no probabilities. A prompt may come in chunks:
-/// observe each chunk's own queries after its tokens were appended, with `before` set.
-/// Refused, with nothing changed: null queries, less than none,
-/// NaN or Inf where the head checks for them.
+/// observe each chunk's own queries after its tokens were appended, with `before` set. Refused,
+/// with nothing changed: null queries, less than none, NaN or Inf where the head checks for them.
 template <policy P, class Query>
 void observe(const P& p, const head_ref& head, head_state& state,
              const query_view<Query>& queries) {
   expects(queries.count >= 0, "observe: expected at least 0 queries, got ", queries.count);
-  const bool measured = queries.count > 0 && detail::measures(p);
   detail::expect_policy(p, state);
   detail::expect_queries("observe: expected finite queries", p, head, queries);
   detail::undo unless_done(state);
   state.extend(head.length());
-  if (measured) {
+  if (queries.count > 0 && detail::measures(p)) {
     state.count_queries(queries.count);
-    const index_t latest = traits::prompt_use_of(p).latest;
-    auto wanted = latest > 0 ? queries.reference(latest) : queries;
-    wanted.before = latest > 0 ? 0 : wanted.before;
+    auto wanted = queries;
+    if (const prompt_use use = traits::prompt_use_of(p); use.latest > 0) {
+      wanted.before = std::min(wanted.before, use.reach);
+      wanted = wanted.reference(use.latest);
+      wanted.before = 0;
+    }
     in_floats(wanted, head.group(), head.dim(),
               [&](const query_view<float>& own) { hooks(p).observe(head, state, own); });
   }

@@ -33,6 +33,7 @@ struct cam {
   static constexpr bool scores_prompts = false;
   index_t min_budget() const { return sinks + 1; }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
+  static constexpr kvmeld::prompt_use prompt_use() { return {.observes = true, .latest = 1}; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "tokens to merge into", merge, 1);

@@ -39,7 +39,7 @@ struct r_kv {
   index_t min_budget() const { return sinks + window + 1; }
   index_t eviction_batch(index_t slots) const { return slots / 8; }
   static constexpr observation_needs needs() { return {.query = true}; }
-  kvmeld::prompt_use prompt_use() const { return {.observes = true}; }
+  kvmeld::prompt_use prompt_use() const { return {.observes = true, .latest = window}; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "queries in the window", window, 1);
@@ -52,8 +52,7 @@ struct r_kv {
   }
   void observe(const kv_head auto& head, head_state& state,
                const query_view<float>& queries) const {
-    // Those before them are held already.
-    const query_view<float> latest = queries.last(std::min(window, queries.count));
+    const query_view<float> latest = queries.last(window);  // of those that a caller chose
     for (index_t i = 0; i < latest.count; ++i) {
       hold(head, state, latest, i);
     }

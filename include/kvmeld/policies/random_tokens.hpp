@@ -23,7 +23,7 @@ struct random_tokens {
   }
   /// How many tokens had come when the latest prompt ended.
   std::size_t memory(index_t, index_t, index_t) const { return prompt ? 1 : 0; }
-  kvmeld::prompt_use prompt_use() const { return {.observes = prompt}; }
+  kvmeld::prompt_use prompt_use() const { return {.observes = prompt, .latest = 1}; }
   void validate() const {
     search::expect_count(name(), "sinks", sinks, 0);
     search::expect_count(name(), "tokens in the window", window, 0);
