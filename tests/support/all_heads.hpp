@@ -100,6 +100,7 @@ struct all_heads {
   const auto& policy(index_t h) const { return of_head(policies, h); }
   kvmeld::head_ref head(index_t h) const { return kv.head(h); }
   void expect_fits(index_t h, index_t length, index_t) const { kv.head(h).expect_pages(0, length); }
+  static index_t like(index_t h) { return h; }
   kvmeld::head_state& state(index_t h) const { return states[h]; }
 };
 

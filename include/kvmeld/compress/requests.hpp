@@ -239,6 +239,10 @@ class request_calls : protected head_calls<P> {
     index_t count() const { return static_cast<index_t>(list.size()); }
     head_ref head(index_t i) const { return all.kv_.head(list[as_size(i)]); }
     head_state& state(index_t i) const { return all.of(list[as_size(i)]).state; }
+    /// The head whose tokens head `i` must have: its layer's first, or its own.
+    index_t like(index_t i) const {
+      return all.alike(list[as_size(i)]) ? i - i % head(i).spec().kv_heads : i;
+    }
     void expect_fits(index_t i, index_t length, index_t measured) const {
       const index_t first = sealed[as_size(i)];
       expects(errc::corrupt_file,

@@ -96,6 +96,7 @@ void each_common_field(Heads& heads, Field field) {
 struct saved_counts {
   index_t length = 0, measured = 0, next_position = 0;
   std::int64_t observed = 0;
+  std::size_t positions = 0;  ///< where these lie in what follows
 };
 
 template <class Number>
@@ -207,13 +208,22 @@ void load_heads(std::istream& in, Heads& heads) {
             n.observed);
     const std::size_t row = row_bytes(head.type().keys, head.dim()) +
                             row_bytes(head.type().values, head.own_value_dim());
-    size += as_size(n.length) * (row + sizeof(float) + sizeof(index_t)) +
-            sizeof(float) *
-                (as_size(n.measured, heads.state(h).slot_stats()) + heads.state(h).memory().size());
+    n.positions = size + as_size(n.length) * (row + sizeof(float));
+    size = n.positions + as_size(n.length) * sizeof(index_t) +
+           sizeof(float) *
+               (as_size(n.measured, heads.state(h).slot_stats()) + heads.state(h).memory().size());
   }
   std::vector<unsigned char> bytes(size);
   from.get(bytes);
   from.finish();
+  for (index_t h = 0; h < heads.count(); ++h) {
+    const saved_counts &own = counts[as_size(h)], &like = counts[as_size(heads.like(h))];
+    const bool same = own.length == like.length && own.next_position == like.next_position &&
+                      std::memcmp(bytes.data() + own.positions, bytes.data() + like.positions,
+                                  as_size(own.length) * sizeof(index_t)) == 0;
+    expects(errc::corrupt_file, same, "load: expected all heads of each layer with the same tokens",
+            ", got other tokens in head ", h, " of the request than in head ", heads.like(h));
+  }
   // All is read and right: from here on nothing throws.
   const unsigned char* next = bytes.data();
   for (index_t h = 0; h < heads.count(); ++h) {
