@@ -136,7 +136,7 @@ class compressor : private detail::request_calls<P> {
       float* const to = out.data() + std::ptrdiff_t{i} * group * of_v;
       of(h).not_finite = !this->step_head(h, kv_.head(h), work[worker], q, k, v, to);
     });
-    this->evict_alike(heads, work[0]);
+    this->evict_alike(heads, work, run);
     this->expect_finite_steps(heads);
   }
 

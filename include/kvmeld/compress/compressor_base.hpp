@@ -34,6 +34,7 @@ class compressor_base : protected head_policies<P> {
     index_t sealed = 0;       ///< its first slots, which no call changes; none in `state`
     held_queries held = {};   ///< of a prompt that has begun
     bool not_finite = false;  ///< in the step at hand
+    bool due = false;         ///< in the step at hand, of heads that keep the same tokens
   };
 
   /// Drafted rows of one layer's heads, in floats.

@@ -48,7 +48,16 @@ class head_calls : protected compressor_base<P> {
   /// A policy that throws once its plan was carried out has ended the prompt.
   void finish(index_t h, index_t slots, workspace& work);
   /// After a step: evicts where heads of a layer keep the same tokens, once all have made it.
-  void evict_alike(const head_selection& heads, workspace& work);
+  template <executor E>
+  void evict_alike(const head_selection& heads, lease& work, const E& run) {
+    if (this->alike_ && due_alike(heads)) {
+      run(heads.count(), [&](index_t i, index_t worker) {
+        if (of(heads[i]).due) {
+          to_limit(heads[i], work[worker]);
+        }
+      });
+    }
+  }
 
   template <executor E>
   void observe(const head_selection& heads, const step_attention& in, const E& run) {
@@ -125,6 +134,10 @@ class head_calls : protected compressor_base<P> {
       }
     }
   }
+
+  /// Marks the heads of the layers that are due after a step, and gives them their mean scores; is
+  /// there any? One that has not made the step leaves its layer as it is.
+  bool due_alike(const head_selection& heads);
 
   /// How many slots of head `h` hold the request's first `tokens` tokens. Refused: what `seal`
   /// refuses.
@@ -243,9 +256,10 @@ void head_calls<P>::finish(index_t h, index_t slots, workspace& work) {
 }
 
 template <policy P>
-void head_calls<P>::evict_alike(const head_selection& heads, workspace& work) {
-  const index_t n = this->alike_ ? kv_.head(0).spec().kv_heads : 0;
-  for (index_t i = 0; i < heads.count() && n > 0; i += n) {
+bool head_calls<P>::due_alike(const head_selection& heads) {
+  const index_t n = kv_.head(0).spec().kv_heads;
+  bool any = false;
+  for (index_t i = 0; i < heads.count(); i += n) {
     const index_t first = heads[i], length = kv_.head(first).length();
     bool all = this->is_due(first);
     for (index_t h = first; h < first + n; ++h) {
@@ -254,10 +268,12 @@ void head_calls<P>::evict_alike(const head_selection& heads, workspace& work) {
     if (all) {
       this->average(head_range{first, n}, true);
     }
-    for (index_t h = first; h < first + n && all; ++h) {
-      to_limit(h, work);
+    for (index_t h = first; h < first + n; ++h) {
+      of(h).due = all;
     }
+    any = any || all;
   }
+  return any;
 }
 
 }  // namespace detail

@@ -113,7 +113,7 @@ class request_calls : protected head_calls<P> {
           (void)this->step_head(h, kv_.head(h), work[0], q, k, v, out.data());
           q += std::ptrdiff_t{any.group()} * any.dim(), k += any.dim(), v += any.own_value_dim();
         }
-        this->evict_alike(d.heads, work[0]);
+        this->evict_alike(d.heads, work, serial{});
       }
     }
   }

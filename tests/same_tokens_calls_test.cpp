@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+// Calls on heads of a layer that keep the same tokens: steps on an executor, and saved requests.
+#include <catch2/catch.hpp>
+#include <sstream>
+#include <vector>
+
+#include "kvmeld/compressor.hpp"
+#include "kvmeld/policies/h2o.hpp"
+#include "support/model.hpp"
+
+namespace same_tokens_calls_test {
+
+using namespace small_model;
+using kvmeld::budget;
+
+constexpr index_t tokens = 90, slots = 48;
+
+/// A token of every head of a layer.
+struct one_row {
+  std::vector<float> q = normal(kv_heads_of * group * dim), k = normal(kv_heads_of * dim), v = k;
+};
+
+/// An executor of two workers, the last head first, that counts its calls.
+struct backwards {
+  index_t* calls;
+
+  static constexpr index_t workers() { return 2; }
+  template <class F>
+  void operator()(index_t count, F f) const {
+    ++*calls;
+    for (index_t i = count - 1; i >= 0; --i) {
+      f(i, i % 2);
+    }
+  }
+};
+
+TEST_CASE("heads of the same tokens: what is due is planned on the caller's executor") {
+  model_cache kv(40), serial(40);
+  kvmeld::compressor meld(kv, kvmeld::h2o{}, budget::same_tokens(16, 4)),
+      one(serial, kvmeld::h2o{}, budget::same_tokens(16, 4));
+  std::vector<float> out(kv_heads_of * group * dim), wanted(out);
+  index_t due = 0;
+  for (index_t step = 0; step < 40; ++step) {
+    const one_row x;
+    index_t calls = 0;
+    const index_t before = kv.head(0).length();
+    meld.step(model_cache::of(0, 0), {x.q, x.k, x.v}, out, backwards{&calls});
+    one.step(model_cache::of(0, 0), {x.q, x.k, x.v}, wanted);
+    const bool evicts = kv.head(0).length() <= before;
+    CHECK(calls == (evicts ? 2 : 1));
+    CHECK(out == wanted);
+    due += evicts ? 1 : 0;
+  }
+  CHECK((due > 0 && due < 40));
+  for (const index_t h : {0, 1}) {
+    CHECK((same_head(kv.head(h), serial.head(h)) && same_state(meld.state(h), one.state(h))));
+  }
+}
+
+TEST_CASE("heads of the same tokens: a saved request of other tokens is refused", "[errors]") {
+  model_cache kv(tokens + 4), own(tokens + 4);
+  kvmeld::compressor meld(kv, kvmeld::h2o{}, budget::same_tokens(slots)),
+      each(own, kvmeld::h2o{}, budget::shared(slots));
+  const prompt_rows prompt(tokens);
+  read(meld, kv, prompt, 0, tokens), meld.end_prompt(0);
+  read(each, own, prompt, 0, tokens), each.end_prompt(0);
+  std::stringstream alike, unlike;
+  meld.save(alike, 0), each.save(unlike, 0);
+  const model_cache before = kv;
+  CHECK_THROWS_WITH(meld.load(unlike, 0),
+                    Catch::Contains("load: expected all heads of each layer with the same tokens"));
+  for (index_t h = 0; h < kv.heads(); ++h) {
+    CHECK(same_head(kv.head(h), model_cache(before).head(h)));
+  }
+  CHECK_NOTHROW(meld.load(alike, 1));
+  for (const index_t l : {0, 1}) {
+    for (const index_t h : {0, 1}) {
+      CHECK(same_head(kv.head(model_cache::of(l, 1).first + h),
+                      kv.head(model_cache::of(l, 0).first + h)));
+    }
+    const one_row x;
+    std::vector<float> out(kv_heads_of * group * dim);
+    CHECK_NOTHROW(meld.step(model_cache::of(l, 1), {x.q, x.k, x.v}, out));
+  }
+}
+
+}  // namespace same_tokens_calls_test
