@@ -3,7 +3,8 @@
 #pragma once
 
 #include <Eigen/Core>  // Eigen::half
-#include <algorithm>   // std::min, std::max
+#include <algorithm>   // std::min, std::transform
+#include <cmath>       // std::sqrt
 #include <concepts>    // std::same_as
 #include <span>
 #include <utility>  // std::declval
@@ -66,7 +67,7 @@ struct row<Block> {
 struct any_scalar {};
 
 /// What keys and values are held as: floats, numbers in 16 bits, or blocks of 8 or 4. As saved
-/// caches number them. Values in `q4_0` are rotated (`hadamard.hpp`), keys are not.
+/// caches number them. Values in `q4_0` are rotated (`hadamard`), keys are not.
 enum class storage : std::uint8_t { f32, f16, bf16, q8_0, q4_0 };
 
 /// What keys are held as, and values: one storage says it of both.
@@ -203,6 +204,35 @@ const float* floats_in(row<Scalar> x) {
 inline const float* floats_in(row<any_scalar> x) {
   return x.type == storage::f32 && x.step == sizeof(float) ? reinterpret_cast<const float*>(x.data)
                                                            : nullptr;
+}
+
+/// The rotation of values in 4 bits, so that no number of a row stands out, as a block's scale
+/// wants it: `x [dim]` times the normalised Hadamard matrix (Sylvester's) of the largest power of
+/// two that divides `dim`, block by block, in place. Orthogonal and its own inverse. An odd dim:
+/// unchanged.
+inline void hadamard(float* x, index_t dim) {
+  const index_t size = dim & -dim;
+  const float norm = 1 / std::sqrt(static_cast<float>(size));
+  for (index_t half = 1; half < size; half *= 2) {
+    for (index_t begin = 0; begin < dim; begin += 2 * half) {
+      for (index_t i = begin; i < begin + half; ++i) {
+        const float a = x[i], b = x[i + half];
+        x[i] = a + b, x[i + half] = a - b;
+      }
+    }
+  }
+  for (index_t i = 0; i < dim; ++i) {
+    x[i] *= norm;
+  }
+}
+
+/// Writes `from [dim]` rotated.
+template <class T>
+KVMELD_NOINLINE void store_rotated(const T* from, row<any_scalar> to, index_t dim) {
+  float x[4096];  // the longest row
+  std::transform(from, from + dim, x, [](T e) { return static_cast<float>(e); });
+  hadamard(x, dim);
+  store_row(x, to, dim);
 }
 
 }  // namespace detail

@@ -11,7 +11,6 @@
 
 #include "kvmeld/config.hpp"
 #include "kvmeld/memory/attention_spec.hpp"
-#include "kvmeld/memory/hadamard.hpp"
 #include "kvmeld/memory/layout.hpp"
 #include "kvmeld/memory/row.hpp"
 

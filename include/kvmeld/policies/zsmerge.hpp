@@ -4,7 +4,7 @@
 #include <algorithm>  // std::max
 #include <cmath>      // std::log
 
-#include "kvmeld/merge/float_rows.hpp"
+#include "kvmeld/merge/merge_rows.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/search/match.hpp"
