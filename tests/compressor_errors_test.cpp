@@ -148,9 +148,9 @@ TEST_CASE("null is refused by every call that takes rows or lists", "[errors]") 
   }
   m.refuses("step: expected out", [&] { m.meld.step(two, {q, k, v}, no_out); });
   m.refuses("draft: expected out", [&] { m.meld.draft(two, {q, k, v}, no_out, 1); });
-  m.refuses("append: expected keys, got null",
+  m.refuses("append: expected keys [1, 3, 4] (12 numbers), got null",
             [&] { m.kv.append(all, null(12), std::vector<float>(12), 1); });
-  m.refuses("append: expected values, got null",
+  m.refuses("append: expected values [1, 3, 4] (12 numbers), got null",
             [&] { m.kv.append(all, std::vector<float>(12), null(12), 1); });
   m.refuses("queries: expected rows, got null", [&] { kvmeld::queries(null(24), 1, m.kv.spec()); });
   m.refuses("queries: expected log_sum_exp, got null", [&] {
@@ -162,11 +162,11 @@ TEST_CASE("null is refused by every call that takes rows or lists", "[errors]") 
         .with_hidden_norm(null(model::tokens));
   });
   const std::vector<float> p(3 * 2 * 12, 0.1F);
-  m.refuses("probabilities [heads, group, stride], got null",
+  m.refuses("probabilities [3, 2, 12] (72 numbers), got null",
             [&] { m.meld.observe(all, {.probabilities = null(3 * 2 * 12)}); });
-  m.refuses("log_sum_exp [heads, group], got null",
+  m.refuses("log_sum_exp [3, 2, 1] (6 numbers), got null",
             [&] { m.meld.observe(all, {.probabilities = p, .log_sum_exp = null(6)}); });
-  m.refuses("query [heads, group, key_dim], got null",
+  m.refuses("query [3, 2, 4] (24 numbers), got null",
             [&] { m.meld.observe(all, {.probabilities = p, .query = null(24)}); });
   m.refuses("compress: expected lengths, got null",
             [&] { m.meld.compress(all, std::span<index_t>(static_cast<index_t*>(nullptr), 3)); });
@@ -193,19 +193,19 @@ TEST_CASE("short extents and memory of others are refused by every call", "[erro
   m.refuses("draft: expected q [2, 2, 2, 4] (32 numbers), got 16", [&] {
     m.meld.draft(two, {q, k, v}, m.out, 2);
   });
-  m.refuses("append: expected values [2, 3, 4], got 23 numbers",
+  m.refuses("append: expected values [2, 3, 4] (24 numbers), got 23",
             [&] { m.kv.append(all, std::vector<float>(24), std::vector<float>(23), 2); });
   const std::vector<float> p(3 * 2 * 12, 0.1F);
   const auto first = [](const std::vector<float>& x, std::size_t n) {
     return std::span(x).first(n);
   };
-  m.refuses("probabilities [heads, group, stride] (72 numbers) or none, got 71",
+  m.refuses("observe: expected probabilities [3, 2, 12] (72 numbers), got 71",
             [&] { m.meld.observe(all, {.probabilities = first(p, 71)}); });
   m.refuses("a stride of at least 12, got 11",
             [&] { m.meld.observe(all, {.probabilities = first(p, 66), .stride = 11}); });
-  m.refuses("log_sum_exp [heads, group] (6 numbers) or none, got 5",
+  m.refuses("observe: expected log_sum_exp [3, 2, 1] (6 numbers), got 5",
             [&] { m.meld.observe(all, {.probabilities = p, .log_sum_exp = first(p, 5)}); });
-  m.refuses("query [heads, group, key_dim] (24 numbers) or none, got 16",
+  m.refuses("observe: expected query [3, 2, 4] (24 numbers), got 16",
             [&] { m.meld.observe(all, {.probabilities = p, .query = q}); });
   m.refuses("the step's probabilities (h2o needs it), got none", [&] { m.meld.observe(all, {}); });
   std::vector<index_t> lengths(2);

@@ -103,13 +103,13 @@ TEST_CASE("tokens that do not fit are refused", "[errors]") {
   };
   const std::span<const float> all(x);
   kv.append(0, all.first(4), all.first(4));
-  bad("append: expected keys [2, 1, 4], got 5 numbers", all.first(5), all.first(5));
-  bad("append: expected values [2, 1, 4], got 4 numbers", all.first(8), all.first(4));
+  bad("append: expected keys [2, 1, 4] (8 numbers), got 5", all.first(5), all.first(5));
+  bad("append: expected values [2, 1, 4] (8 numbers), got 4", all.first(8), all.first(4));
   bad("append: expected at most 7 tokens, got 8", all.first(32), all.first(32));
   bad("got null", {static_cast<float*>(nullptr), 4}, all.first(4));
   bad("got null", all.first(4), {static_cast<float*>(nullptr), 4});
   const std::size_t huge = std::size_t{1} << 34;  // tokens beyond int32; never read
-  bad("got " + std::to_string(4 * huge) + " numbers", {x.data(), 4 * huge}, {x.data(), 4 * huge});
+  bad("got " + std::to_string(4 * huge), {x.data(), 4 * huge}, {x.data(), 4 * huge});
   for (const float nonsense : bad_floats) {
     x[6] = nonsense;
     bad("append: expected finite keys, got ", all.first(8), all.last(8));
@@ -193,7 +193,7 @@ TEST_CASE("check refuses broken corrections and half a row", "[plan][errors]") {
   refuses("expected a value correction [2, 3], got 5 numbers",
           [&] { plan.correct_values(std::vector<float>(5), 3); });
   refuses("got 0 numbers", [&] { plan.correct_values(std::vector<float>{}, 0); });
-  CHECK_FALSE(plan.has_correction());
+  CHECK((plan.key_corrections().empty() && plan.value_corrections().empty()));
   for (const float bad : bad_floats) {
     plan.correct_values(std::vector<float>{0, 0, 0, bad}, 2);
     refuses("correction", [&] { check(plan); });

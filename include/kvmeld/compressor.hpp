@@ -83,7 +83,7 @@ class compressor : private detail::request_calls<P> {
     run(kv_.per_request(), [&](index_t i, index_t worker) {
       this->finish(heads[as_size(i)], slots[as_size(i)], work[worker]);
     });
-    this->count_pages(kv_.per_request(), [&](index_t i) { return heads[as_size(i)]; });
+    this->count_pages(heads);
     this->pool_.release();
   }
 
@@ -108,7 +108,7 @@ class compressor : private detail::request_calls<P> {
         lengths[as_size(i)] = kv_.head(heads[i]).length();
       }
     });
-    this->count_pages(heads.count(), [&](index_t i) { return heads[i]; });
+    this->count_pages(heads);
   }
 
   // --------------------------------------------------------------------------- decode

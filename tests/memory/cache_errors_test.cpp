@@ -115,7 +115,7 @@ TEST_CASE("heads are chosen by layer and request", "[cache][errors]") {
   const std::vector<float> x(2 * 2 * 4, 1);
   refuses(invalid, "append: expected each request once, got request 1 twice",
           [&] { kv.append(kv.heads(0, twice), x, x, 1); });
-  refuses(invalid, "append: expected values [1, 4, 4], got 15 numbers",
+  refuses(invalid, "append: expected values [1, 4, 4] (16 numbers), got 15",
           [&] { kv.append(kv.heads(0, two), x, std::vector<float>(15), 1); });
   refuses(invalid, "append: expected at least 0 tokens, got -1",
           [&] { kv.append(kv.heads(0, 0), x, x, -1); });

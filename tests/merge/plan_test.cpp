@@ -109,7 +109,7 @@ oracle::dense_plan dense_of(const merge_plan& plan) {
     }
   }
   oracle::mat correction;
-  for (index_t r = 0; plan.has_correction() && r < plan.rows(); ++r) {
+  for (index_t r = 0; !plan.value_corrections().empty() && r < plan.rows(); ++r) {
     const auto delta = plan.value_correction(r);
     correction.emplace_back(delta.begin(), delta.end());
   }

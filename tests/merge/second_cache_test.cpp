@@ -74,7 +74,7 @@ TEST_CASE("a draft model's cache follows the plans of the model", "[second]") {
   auto kv = fixtures::random_cache(50, 16, 4), draft = fixtures::random_cache(50, 6, 1);
   auto expected = draft;
   const merge_plan whole = plan_of(kvmeld::attention_matching{.recent = 4}, kv.head(0), 20);
-  REQUIRE(whole.has_correction());
+  REQUIRE_FALSE(whole.value_corrections().empty());
   const auto bytes = fixtures::bytes_of(draft.head(0));
   CHECK_THROWS_WITH(apply(whole, draft.head(0)),
                     Catch::Contains("expected a value correction of dim 6, got 16"));

@@ -92,10 +92,10 @@ class compressor_base : protected head_policies<P> {
       kv_.expect_own_pages(call, h, plans ? sealed : length, last);
     }
   }
-  /// After a call that may have freed pages of `n` heads.
-  void count_pages(index_t n, auto head_of) const {
-    for (index_t i = 0; i < n; ++i) {
-      kv_.count_pages(head_of(i));
+  /// After a call that may have freed pages of these heads.
+  void count_pages(const head_selection& heads) const {
+    for (index_t i = 0; i < heads.count(); ++i) {
+      kv_.count_pages(heads[i]);
     }
   }
   void expect_head(const char* call, index_t h) const {

@@ -68,20 +68,18 @@ class head_calls : protected compressor_base<P> {
       this->expect_left("observe", heads[i]);
       longest = std::max(longest, kv_.head(heads[i]).length());
     }
-    const index_t stride = in.stride > 0 ? in.stride : longest, rows = heads.count() * group;
+    const index_t stride = in.stride > 0 ? in.stride : longest;
     expects(stride >= longest, "observe: expected a stride of at least ", longest, ", got ",
             stride);
     const auto expect = [&](const char* what, const any_span& x, index_t each) {
-      const std::size_t wanted = as_size(rows, each);
-      expects(x.size() == 0 || x.size() == wanted, "observe: expected ", what, " (", wanted,
-              " numbers) or none, got ", x.size());
-      expects(x.size() == 0 || x.data() != nullptr, "observe: expected ", what, ", got null");
+      if (x.size() > 0) {
+        expect_size("observe", what, x, {heads.count(), group, each});
+      }
       return x.size() > 0;
     };
-    const observation_needs given = {
-        expect("probabilities [heads, group, stride]", in.probabilities, stride),
-        expect("log_sum_exp [heads, group]", in.log_sum_exp, 1),
-        expect("query [heads, group, key_dim]", in.query, dim)};
+    const observation_needs given = {expect("probabilities", in.probabilities, stride),
+                                     expect("log_sum_exp", in.log_sum_exp, 1),
+                                     expect("query", in.query, dim)};
     for (index_t i = 0; i < heads.count(); ++i) {
       this->expect_given("observe", heads[i], given);
       if (of(heads[i]).sealed > 0) {

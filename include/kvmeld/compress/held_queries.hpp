@@ -20,8 +20,6 @@ class held_queries {
  public:
   /// Any query of a prompt that has begun?
   bool begun() const { return tokens_ > 0; }
-  /// Queries that came so far.
-  index_t tokens() const { return tokens_; }
 
   /// A chunk's queries with those before it that `use` wants: calls `f(view)`.
   template <class T, class F>
@@ -31,30 +29,26 @@ class held_queries {
     if (before == 0) {
       return f(chunk);
     }
-    const std::size_t row = static_cast<std::size_t>(group) * static_cast<std::size_t>(dim);
-    std::vector<float> both(
-        latest_.end() - static_cast<std::ptrdiff_t>(static_cast<std::size_t>(before) * row),
-        latest_.end());
+    const std::ptrdiff_t row = std::ptrdiff_t{group} * dim;
+    std::vector<float> both(latest_.end() - before * row, latest_.end());
     add_rows(chunk, 0, chunk.count, group, dim, both);
-    query_view<float> view{.data = both.data() + static_cast<std::size_t>(before) * row,
-                           .count = chunk.count,
-                           .head = 0,
-                           .group = dim,
-                           .row = static_cast<std::ptrdiff_t>(row)};
-    view.before = before;
-    f(view);
+    f(query_view<float>{.data = both.data() + before * row,
+                        .count = chunk.count,
+                        .head = 0,
+                        .group = dim,
+                        .row = row,
+                        .before = before});
   }
 
   /// Keeps of a chunk what `use` will want later. The chunk's first query is at position `first`.
   template <class T>
   void keep(const query_view<T>& chunk, index_t first, index_t group, index_t dim,
             const prompt_use& use) {
-    const std::size_t row = static_cast<std::size_t>(group) * static_cast<std::size_t>(dim);
     const bool latest = use.plans == prompt_use::planned::latest;
     if (const index_t reach = std::max(use.reach, latest ? use.count : 0); reach > 0) {
       const index_t now = std::min(reach, chunk.count);
       add_rows(chunk, chunk.count - now, now, group, dim, latest_);
-      const std::size_t most = static_cast<std::size_t>(reach) * row;
+      const std::size_t most = as_size(reach, group, dim);
       if (latest_.size() > 2 * most || now == reach) {
         latest_.erase(latest_.begin(), latest_.end() - static_cast<std::ptrdiff_t>(most));
       }
@@ -83,7 +77,7 @@ class held_queries {
     if (use.plans == prompt_use::planned::lookahead) {
       rotation turn(rope, dim);
       for (index_t i = 0; i < n; ++i) {
-        index_t& position = position_[static_cast<std::size_t>(i)];
+        index_t& position = position_[as_size(i)];
         const index_t to = next_position + use.positions(i, n);
         turn.by(to - position);
         position = to;
@@ -105,7 +99,7 @@ class held_queries {
 
  private:
   index_t latest_count(index_t group, index_t dim) const {
-    return static_cast<index_t>(latest_.size() / static_cast<std::size_t>(group * dim));
+    return static_cast<index_t>(latest_.size() / as_size(group, dim));
   }
 
   template <class T>
@@ -133,15 +127,14 @@ class held_queries {
       add_rows(chunk, own, 1, group, dim, spread_);
       position_.push_back(first + own);
     }
-    if (position_.size() > 2 * static_cast<std::size_t>(count)) {
+    if (position_.size() > 2 * as_size(count)) {
       thin(tokens_ + chunk.count, group, dim, count);
     }
   }
 
   /// Of those held the `count` that are nearest to an even spread over `all` tokens.
   void thin(index_t all, index_t group, index_t dim, index_t count) {
-    const std::size_t row = static_cast<std::size_t>(group) * static_cast<std::size_t>(dim),
-                      wanted = static_cast<std::size_t>(count);
+    const std::size_t row = as_size(group, dim), wanted = as_size(count);
     if (position_.size() <= wanted) {
       return;
     }

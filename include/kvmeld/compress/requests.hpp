@@ -224,8 +224,7 @@ class request_calls : protected head_calls<P> {
     try {
       call();
     } catch (...) {
-      this->count_pages(static_cast<index_t>(heads.size()),
-                        [&](index_t i) { return heads[as_size(i)]; });
+      this->count_pages(heads);
       throw;
     }
   }

@@ -90,7 +90,7 @@ inline void add_shared_scores(const head_ref& head, std::span<const float> colum
   for (index_t s = 0; s < head.length(); ++s) {
     const index_t at = head.position(s);
     if (at >= shared.sinks && at < end) {
-      scores.push_back(column[static_cast<std::size_t>(s)]);
+      scores.push_back(column[as_size(s)]);
     }
   }
 }

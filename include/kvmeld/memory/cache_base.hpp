@@ -102,17 +102,10 @@ class cache_base {
   /// What `append` refuses.
   void expect_append(const head_selection& heads, const any_span& k, const any_span& v,
                      index_t tokens) {
-    const index_t count = heads.count();
     expects(tokens >= 0, "append: expected at least 0 tokens, got ", tokens);
-    const auto expect = [&](const char* what, const any_span& x, index_t dim) {
-      const std::size_t wanted = as_size(tokens, count, dim);
-      expects(x.size() == wanted, "append: expected ", what, " [", tokens, ", ", count, ", ", dim,
-              "], got ", x.size(), " numbers");
-      expects(wanted == 0 || x.data() != nullptr, "append: expected ", what, ", got null");
-    };
-    expect("keys", k, spec().key_dim);
+    detail::expect_size("append", "keys", k, {tokens, heads.count(), spec().key_dim});
     detail::expect_no_values("append", one_memory(), spec().value_dim, v);
-    expect("values", v, own_value_dim());
+    detail::expect_size("append", "values", v, {tokens, heads.count(), own_value_dim()});
     expect_room("append", heads, tokens);
     if (spec().check_finite) {
       expect_finite("append: expected finite keys", k);

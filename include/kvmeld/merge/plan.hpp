@@ -44,9 +44,6 @@ class merge_plan {
   /// `Δ_k [rows, key_dim]`, `Δ_v [rows, value_dim]`, or empty.
   std::span<const float> key_corrections() const { return keys_.all; }
   std::span<const float> value_corrections() const { return values_.all; }
-  bool has_correction() const { return !keys_.all.empty() || !values_.all.empty(); }
-  /// Were sources added to a row that was not ended?
-  bool unfinished() const { return sources_.size() != begin_.back(); }
   /// Numbers in a row of `Δ_k`, of `Δ_v`; 0: there is none.
   index_t key_dim() const { return static_cast<index_t>(keys_.dim); }
   index_t value_dim() const { return static_cast<index_t>(values_.dim); }
@@ -197,8 +194,8 @@ inline void check(const merge_plan& plan) {
     expects(errc::not_finite, std::isfinite(plan.log_mass(r)),
             "merge_plan: expected a finite log-mass, got ", plan.log_mass(r), " in row ", r);
   }
-  expects(!plan.unfinished(), "merge_plan: expected end_row after the sources of row ",
-          plan.rows());
+  expects(plan.sources_.size() == plan.begin_.back(),
+          "merge_plan: expected end_row after the sources of row ", plan.rows());
   for (const auto& [delta, dim] : {std::pair{plan.key_corrections(), plan.key_dim()},
                                    std::pair{plan.value_corrections(), plan.value_dim()}}) {
     expects(delta.empty() || delta.size() == as_size(plan.rows(), dim),
