@@ -43,20 +43,10 @@ class prefetching {
       ahead_ = std::max(far / stride, std::ptrdiff_t{prefetch_distance}) * stride;
     }
   }
-  /// Called before `prefetch_distance` rows, of which `width` numbers are read. Where a vector is a
-  /// whole line, products outrun a processor's own prefetcher: every line of as many rows, but of
-  /// the next ones. Narrower vectors leave it time, and a prefetch for each two would cost more
-  /// than it gains.
-  void several(const Scalar* row, index_t width) const {
-    if constexpr (floats && lanes * sizeof(float) < line) {
+  /// Called before `prefetch_distance` rows of floats.
+  void several(const Scalar* row) const {
+    if constexpr (floats) {
       prefetch_row(row, stride_);
-    } else if constexpr (floats) {
-      const auto* next = behind(row, stride_ * 2 * prefetch_distance);
-      for (index_t r = 0; r < prefetch_distance; ++r, next = behind(next, stride_)) {
-        for (index_t i = 0; i < width; i += lanes) {
-          Eigen::internal::prefetch(next + i);
-        }
-      }
     }
   }
   /// Called before every row.

@@ -70,30 +70,39 @@ template <index_t R, index_t N>
 void dots_and_squares_block(const float* const (&x)[N], const float* k, std::ptrdiff_t row,
                             index_t dim, float* const (&dots)[N], index_t s, float* squares) {
   using namespace Eigen::internal;
+  constexpr index_t together = rows_together<float, R>;
   packet product[N][R], square[R];
-  KVMELD_UNROLL_EARLY
-  for (index_t r = 0; r < R; ++r) {
-    square[r] = pset1<packet>(0.0F);
-    KVMELD_UNROLL_EARLY
-    for (index_t n = 0; n < N; ++n) {
-      product[n][r] = square[r];
-    }
-  }
   index_t i = 0;
-  for (; i + lanes <= dim; i += lanes) {
-    packet with[N];
+  for (index_t first = 0; first < R; first += together) {
+    packet of_n[N][together], own[together];
     KVMELD_UNROLL_EARLY
-    for (index_t n = 0; n < N; ++n) {
-      with[n] = ploadu<packet>(x[n] + i);
-    }
-    KVMELD_UNROLL_EARLY
-    for (index_t r = 0; r < R; ++r) {
-      const packet key = ploadu<packet>(k + r * row + i);
+    for (index_t r = 0; r < together; ++r) {
+      own[r] = pset1<packet>(0.0F);
       KVMELD_UNROLL_EARLY
       for (index_t n = 0; n < N; ++n) {
-        product[n][r] = pmadd(with[n], key, product[n][r]);
+        of_n[n][r] = own[r];
       }
-      square[r] = pmadd(key, key, square[r]);
+    }
+    for (i = 0; i + lanes <= dim; i += lanes) {
+      packet with[N];
+      KVMELD_UNROLL_EARLY
+      for (index_t n = 0; n < N; ++n) {
+        with[n] = ploadu<packet>(x[n] + i);
+      }
+      KVMELD_UNROLL_EARLY
+      for (index_t r = 0; r < together; ++r) {
+        const packet key = loaded(k + (first + r) * row + i);
+        KVMELD_UNROLL_EARLY
+        for (index_t n = 0; n < N; ++n) {
+          of_n[n][r] = pmadd(with[n], key, of_n[n][r]);
+        }
+        own[r] = pmadd(key, key, own[r]);
+      }
+    }
+    std::copy_n(own, together, square + first);
+    KVMELD_UNROLL_EARLY
+    for (index_t n = 0; n < N; ++n) {
+      std::copy_n(of_n[n], together, product[n] + first);
     }
   }
   const auto store = [](const packet* sums, float* out) {
@@ -133,7 +142,7 @@ void row_dots_and_norms(const detail::tile& keys, const float* const (&x)[N],
   index_t s = 0;
   for (; s + rows_at_once <= rows; s += rows_at_once, k += rows_at_once * row) {
     if (s % detail::prefetch_distance == 0) {
-      prefetch.several(k, dim);
+      prefetch.several(k);
     }
     dots_and_squares_block<rows_at_once>(x, k, row, dim, dots, s, norms + s);
   }

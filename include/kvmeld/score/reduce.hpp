@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
-/// Sums over the lanes of several packets at once, in less than half the instructions of one by
-/// one.
+/// How the sums over rows are made: of which rows in turn, over the lanes of several packets at
+/// once, in less than half the instructions of one by one, and over what no packet holds.
 #pragma once
 
+#include <concepts>  // std::same_as
+
+#include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/memory/widen.hpp"
 
 namespace kvmeld::inline v0 {
@@ -53,6 +56,35 @@ EIGEN_ALWAYS_INLINE void reduce(const packet* x, float* sums) {
   }
 }
 #endif
+
+/// Sums that are kept in registers at a time: half of them, the rest hold what is multiplied.
+inline constexpr index_t sums_at_once = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 16 : 8;
+
+/// Of `R` rows, those whose packets are multiplied in turn. Where a vector is a whole line, floats
+/// are computed with sooner than they are read, and a processor fetches best what is read row by
+/// row.
+template <class Scalar, index_t R>
+inline constexpr index_t rows_together = std::same_as<Scalar, float>&& lanes * sizeof(float) >= 64
+                                             ? 1
+                                             : R;
+
+/// A packet that is multiplied several times. g++ would load it for each product anew.
+EIGEN_ALWAYS_INLINE packet loaded(const float* x) {
+  packet once = Eigen::internal::ploadu<packet>(x);
+#if defined(__GNUC__) && !defined(__clang__)
+  EIGEN_OPTIMIZATION_BARRIER(once);
+#endif
+  return once;
+}
+
+/// `sum` and the products of the elements that no packet holds.
+template <class Scalar>
+float with_rest(float sum, const float* x, const Scalar* y, index_t i, index_t dim) {
+  for (; i < dim; ++i) {
+    sum = detail::multiply_add(x[i], detail::number(y, i), sum);
+  }
+  return sum;
+}
 
 }  // namespace KVMELD_INSTRUCTIONS
 }  // namespace score

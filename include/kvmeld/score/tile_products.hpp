@@ -25,18 +25,6 @@ inline namespace KVMELD_INSTRUCTIONS {
 
 using detail::bytes_apart;
 
-/// Sums that are kept in registers at a time: half of them, the rest hold what is multiplied.
-inline constexpr index_t sums_at_once = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 16 : 8;
-
-/// `sum` and the products of the elements that no packet holds.
-template <class Scalar>
-float with_rest(float sum, const float* x, const Scalar* y, index_t i, index_t dim) {
-  for (; i < dim; ++i) {
-    sum = detail::multiply_add(x[i], detail::number(y, i), sum);
-  }
-  return sum;
-}
-
 /// `dots[g][s] = q_g · k_s` for `Q` queries and `R` rows, `row` bytes apart. A product's order of
 /// summation depends on `dim` alone: equal rows have equal products, whatever they are held as.
 template <index_t Q, index_t R, class Scalar>
@@ -45,37 +33,46 @@ EIGEN_ALWAYS_INLINE void dot_block(const float* q, std::ptrdiff_t query, const S
                                    std::ptrdiff_t next) {
   using namespace Eigen::internal;
   using widening = detail::widening<Scalar>;
+  constexpr index_t together = rows_together<Scalar, R>;
   packet sum[Q][R];
-  KVMELD_UNROLL_EARLY
-  for (index_t g = 0; g < Q; ++g) {
-    KVMELD_UNROLL_EARLY
-    for (index_t r = 0; r < R; ++r) {
-      sum[g][r] = pset1<packet>(0.0F);
-    }
-  }
   index_t i = 0;
-  while (i + lanes <= dim) {
-    const Scalar* const x = widening::at(k, i);
-    widening wide[R];
+  for (index_t first = 0; first < R; first += together) {
+    packet part[Q][together];
     KVMELD_UNROLL_EARLY
-    for (index_t r = 0; r < R; ++r) {
-      wide[r].begin(detail::behind(x, r * row));
-    }
-    const index_t packets = widening::step == lanes ? 1 : std::min(widening::step, dim - i) / lanes;
-    for (index_t c = 0; c < packets; ++c, i += lanes) {
-      packet keys[R];
+    for (index_t g = 0; g < Q; ++g) {
       KVMELD_UNROLL_EARLY
-      for (index_t r = 0; r < R; ++r) {
-        keys[r] = wide[r](detail::behind(x, r * row), c * lanes);
+      for (index_t r = 0; r < together; ++r) {
+        part[g][r] = pset1<packet>(0.0F);
       }
+    }
+    for (i = 0; i + lanes <= dim;) {
+      const Scalar* const x = widening::at(detail::behind(k, first * row), i);
+      widening wide[together];
       KVMELD_UNROLL_EARLY
-      for (index_t g = 0; g < Q; ++g) {
-        const packet of_q = ploadu<packet>(q + g * query + i);
+      for (index_t r = 0; r < together; ++r) {
+        wide[r].begin(detail::behind(x, r * row));
+      }
+      const index_t packets =
+          widening::step == lanes ? 1 : std::min(widening::step, dim - i) / lanes;
+      for (index_t c = 0; c < packets; ++c, i += lanes) {
+        packet keys[together];
         KVMELD_UNROLL_EARLY
-        for (index_t r = 0; r < R; ++r) {
-          sum[g][r] = pmadd(of_q, keys[r], sum[g][r]);
+        for (index_t r = 0; r < together; ++r) {
+          keys[r] = wide[r](detail::behind(x, r * row), c * lanes);
+        }
+        KVMELD_UNROLL_EARLY
+        for (index_t g = 0; g < Q; ++g) {
+          const packet of_q = ploadu<packet>(q + g * query + i);
+          KVMELD_UNROLL_EARLY
+          for (index_t r = 0; r < together; ++r) {
+            part[g][r] = pmadd(of_q, keys[r], part[g][r]);
+          }
         }
       }
+    }
+    KVMELD_UNROLL_EARLY
+    for (index_t g = 0; g < Q; ++g) {
+      std::copy_n(part[g], together, sum[g] + first);
     }
   }
   if constexpr (Q * R % reduced == 0) {
@@ -114,7 +111,7 @@ void dot_rows(const float* q, std::ptrdiff_t query, const Tile& keys, float* dot
   for (; s + rows_at_once <= rows; s += rows_at_once) {
     const auto* const k = detail::behind(keys.data(), s * row);
     if (rows_at_once == detail::prefetch_distance || s % detail::prefetch_distance == 0) {
-      prefetch.several(k, dim);
+      prefetch.several(k);
     }
     for (index_t r = 0; r < rows_at_once; ++r) {
       prefetch.one(detail::behind(k, r * row));
@@ -167,7 +164,7 @@ void sum_block(const float* p, std::ptrdiff_t next, const Tile& values, index_t 
   for (Eigen::Index begin = 0; begin < values.rows(); begin += rows_at_once) {
     const Eigen::Index end = std::min(begin + rows_at_once, values.rows());
     if constexpr (P > 1) {
-      prefetch.several(v, P * lanes);
+      prefetch.several(v);
     }
     for (Eigen::Index s = begin; s < end; ++s, v = detail::behind(v, row)) {
       if constexpr (P > 1) {
