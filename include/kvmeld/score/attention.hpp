@@ -144,12 +144,13 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
             values_as, head.values(), first + i, some, of_v,
             [&] { return detail::load_values(head, first + i, some, buffer); },
             [&]<class Tile>(const Tile& values) {
-              score::pv_tile(mass[0] + i, score::tile_slots, heads, values, outputs);
               if constexpr (std::same_as<Tile, detail::tile>) {
+                // The longer of the two comes first: memory is read meanwhile.
                 if (g0 == 0 && compares && comparison->values_requested()) {
                   comparison->add_values(first + i, values);
                 }
               }
+              score::pv_tile(mass[0] + i, score::tile_slots, heads, values, outputs);
             });
       }
     }
