@@ -57,19 +57,21 @@ void add_attention() {
 }
 
 /// With every group where 256 heads have 1024 slots, and the other shapes with a group of 4.
+/// `plans`: every step that evicts, so a sixteenth of the slots go at once.
 template <class Policy>
-void add_step(const Policy& policy, bool whole_rounds = false) {
-  auto* const all = add(
-                        "step/" + std::string(policy.name()),
-                        [policy, whole_rounds](auto& state) {
-                          whole_rounds ? steps(state, policy) : step(state, policy);
-                        },
-                        whole_rounds ? 3 : 30)
-                        ->ArgNames({"heads", "slots", "group"});
+void add_step(const Policy& policy, bool plans = false) {
+  auto* const all =
+      add(
+          "step/" + std::string(policy.name()),
+          [policy, plans](auto& state) {
+            step(state, policy, plans ? static_cast<index_t>(state.range(1)) / 16 : 1);
+          },
+          plans ? 3 : 30)
+          ->ArgNames({"heads", "slots", "group"});
   for (const index_t group : {1, 4, 8}) {
     all->Args({256, 1024, group});
   }
-  if (!whole_rounds) {
+  if (!plans) {
     all->Args({64, 2048, 4})->Args({256, 4096, 4});
   }
 }
@@ -86,7 +88,7 @@ void add_prompt(const Policy& policy, index_t heads, int runs) {
 void add_all() {
   add_attention();
   add_step(streaming_llm{}), add_step(h2o{}), add_step(tova{}), add_step(snapkv{});
-  add_step(zsmerge{}), add_step(d2o{}), add_step(keepkv{}), add_step(ems{});
+  add_step(zsmerge{}), add_step(d2o{}, true), add_step(keepkv{}, true), add_step(ems{}, true);
   add_step(kvmerger{}, true), add_step(fold{}, true);
   for (const bool narrow : {true, false}) {
     add(narrow ? "serve" : "serve_whole_arrays", [narrow](auto& state) { serve(state, narrow); })

@@ -8,12 +8,10 @@
 #include "kvmeld/cuda/merge/apply.cuh"
 #include "kvmeld/cuda/merge/attend_and_observe.cuh"
 #include "kvmeld/cuda/merge/drop_rows.cuh"
-#include "kvmeld/cuda/merge/remove_into_nearest.cuh"
 #include "kvmeld/cuda/merge/weigh_rows.cuh"
 #include "kvmeld/cuda/policies/d2o.cuh"
 #include "kvmeld/cuda/policies/ems/match.cuh"
 #include "kvmeld/cuda/policies/ems/scores.cuh"
-#include "kvmeld/cuda/policies/ems/step.cuh"
 #include "kvmeld/cuda/policies/evicting_rules.cuh"
 #include "kvmeld/cuda/policies/fold/leverage.cuh"
 #include "kvmeld/cuda/policies/fold/pairs.cuh"
@@ -45,15 +43,8 @@ template <class Rule, class Then>
 using select_then = one_after_other<select_slots<half, Rule, keep_evict_partition>, Then>;
 template <class First>
 using then_rows = one_after_other<First, make_rows<half, join_all>>;
-template <class Rule, index_t Depth>
-using nearest_step = remove_into_nearest<half, Rule, search_tiles<half, Depth, nearest_in_tiles>>;
-template <index_t Depth>
-using centre_step = remove_into_centre<half, search_tiles<half, Depth, centres_in_tiles>>;
-template <index_t Depth, index_t Eights>
-using attend_entries = attend_tiles<half, Depth, Eights, entry_masses, centres_in_tiles>;
-template <class Rule, template <class, index_t> class Compared = nothing_compared,
-          class Masses = log_masses, index_t Depth = 128>
-using whole_heads = attend_whole_heads<attend_tiles<half, Depth, 1, Masses, Compared>,
+template <class Rule, class Masses = log_masses, index_t Depth = 128>
+using whole_heads = attend_whole_heads<attend_tiles<half, Depth, 1, Masses>,
                                        observe_and_remove<half, Rule, 128, 1>>;
 template <measured What>
 using columns_of = stream_columns<half, 128, What, query_rows<half>>;
@@ -62,13 +53,7 @@ bool print_all() {
   return print<attend_tiles<half, 128, 1, log_masses>>("attend") &&
          print<attend_tiles<half, 128, 2, log_masses>>("attend-group-16") &&
          print<attend_tiles<half, 256, 1, log_masses>>("attend-dim-256") &&
-         print<attend_tiles<half, 128, 1, log_masses, nearest_in_tiles>>("attend-near") &&
-         print<attend_tiles<half, 128, 2, log_masses, nearest_in_tiles>>("attend-near-16") &&
-         print<attend_tiles<half, 256, 1, log_masses, nearest_in_tiles>>("attend-near-256") &&
          print<attend_tiles<half, 128, 1, entry_masses>>("attend-entries") &&
-         print<attend_entries<128, 1>>("attend-like") &&
-         print<attend_entries<128, 2>>("attend-like-16") &&
-         print<attend_entries<256, 1>>("attend-like-256") &&
          print<attend_rows<float, 1, 4, log_masses>>("attend-float") &&
          print<attend_latent_rows<half>>("attend-latent") &&
          print<attend_rows<q8_0<half>, 1, 2, log_masses>>("attend-q8") &&
@@ -84,14 +69,11 @@ bool print_all() {
          print<whole_heads<sum_rule>>("whole-h2o") &&
          print<whole_heads<window_rule>>("whole-snapkv") &&
          print<whole_heads<zsmerge_rule>>("whole-zsmerge") &&
-         print<whole_heads<d2o_rule, nearest_in_tiles>>("whole-d2o") &&
-         print<whole_heads<keepkv_rule, nearest_in_tiles>>("whole-keepkv") &&
-         print<whole_heads<ems_rule, centres_in_tiles, entry_masses>>("whole-ems") &&
-         print<whole_heads<ems_rule, centres_in_tiles, entry_masses, 64>>("whole-ems-64") &&
+         print<whole_heads<d2o_rule>>("whole-d2o") &&
+         print<whole_heads<keepkv_rule>>("whole-keepkv") &&
+         print<whole_heads<ems_rule, entry_masses>>("whole-ems") &&
+         print<whole_heads<ems_rule, entry_masses, 64>>("whole-ems-64") &&
          print<whole_heads<fold_rule>>("whole-fold") &&
-         print<nearest_step<d2o_rule, 128>>("step-nearest-d2o") &&
-         print<nearest_step<keepkv_rule, 128>>("step-nearest-keepkv") &&
-         print<nearest_step<keepkv_rule, 256>>("step-nearest-256") &&
          print<columns_of<measured::log_sums>>("log-sums") &&
          print<columns_of<measured::one_sum>>("column-sums") &&
          print<columns_of<measured::three_sums>>("column-three-sums") &&
@@ -109,7 +91,6 @@ bool print_all() {
          print<redundant_tiles<half, 128>>("ems-centres") &&
          print<redundant_tiles<half, 256>>("ems-centres-256") &&
          print<one_after_other<weigh_entries<half>, divide_entries<half>>>("ems-divides") &&
-         print<centre_step<128>>("step-centre") && print<centre_step<256>>("step-centre-256") &&
          print<select_slots<half, sum_rule, evictions>>("select") &&
          print<select_slots<half, d2o_rule, keep_evict_partition>>("select-d2o") &&
          print<select_slots<half, keepkv_rule, keep_evict_partition>>("select-keepkv") &&

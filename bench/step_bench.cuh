@@ -8,7 +8,6 @@
 #include "cache_on_device.cuh"
 #include "kvmeld/cuda/policies/h2o.cuh"
 #include "kvmeld/cuda/step.cuh"
-#include "kvmeld/policies/hooks.hpp"
 #include "measure.cuh"
 
 namespace card {
@@ -67,70 +66,37 @@ void attend_observe(benchmark::State& state, l2 how) {
   report_bytes(state, kv.bytes(), measure(state, run, how));
 }
 
-/// A step at the budget: one token comes, one slot is evicted. Tokens differ, 32 of them by turns:
-/// what a step predicts of the next one would hold for ever where all are the same.
+/// Steps from one eviction to the next, of which this is the mean: `freed` slots go at once. The
+/// engine knows the lengths, and says of which step no head is due.
 template <class Policy>
-void step(benchmark::State& state, const Policy& policy) {
-  const auto target = static_cast<index_t>(state.range(1));
-  cache_on_device kv({static_cast<index_t>(state.range(0)), target, target + 1, 128,
-                      static_cast<index_t>(state.range(2))});
-  const auto columns = kv.state(policy);
-  const auto view = kv.view();
-  const buffer<char> memory(workspace_bytes(policy, view));
-  const cuda::workspace work{memory.data(), memory.size()};
-  constexpr std::size_t tokens = 32;
-  const std::size_t row = kv.k.size();
-  const std::size_t query = kv.q.size() + 128;  // normal numbers come again: for another head
-  const buffer<bfloat16> q(normal(tokens * query)), k(normal(tokens * row)),
-      v(normal(tokens * row));
-  std::size_t t = 0;
-  const auto run = [&] {
-    const std::size_t i = t++ % tokens;
-    cuda::step(policy, view, columns, q.data() + i * query,
-               cuda::new_tokens<bfloat16>{k.data() + i * row, v.data() + i * row},
-               {.slots = target}, kv.out.data(), work, nullptr);
-  };
-  for (int i = 0; i < 3; ++i) {
-    run();
-  }
-  if (kv.length.host()[0] != target || kv.next_position.host()[0] != target + 3) {
-    return state.SkipWithError("a head is not at its budget after steps");
-  }
-  report_bytes(state, kv.bytes(), measure(state, run));
-}
-
-/// Steps of a policy that frees several slots at once: the mean of those from one plan to the next.
-/// The engine knows the lengths, and says of which step no head is due.
-template <class Policy>
-void steps(benchmark::State& state, const Policy& policy) {
+void step(benchmark::State& state, const Policy& policy, index_t freed) {
   const auto slots = static_cast<index_t>(state.range(1));
-  const budget limit = budget_within(policy, slots);
+  const budget limit{slots + 1 - freed, slots + 1};
   const cuda::head_budgets limits = limit;
-  const index_t round = limit.trigger_length() - limit.slots;
   cache_on_device kv({static_cast<index_t>(state.range(0)), slots, slots + 1, 128,
                       static_cast<index_t>(state.range(2))});
   const auto columns = kv.state(policy);
   const auto view = kv.view();
   const buffer<char> memory(workspace_bytes(policy, view));
-  const auto step = [&](const cuda::head_budgets& within) {
+  const auto one = [&](const cuda::head_budgets& within) {
     cuda::step(policy, view, columns, kv.q.data(),
                cuda::new_tokens<bfloat16>{kv.k.data(), kv.v.data()}, within, kv.out.data(),
                {memory.data(), memory.size()}, nullptr);
   };
   const auto run = [&] {
-    for (index_t i = 1; i < round; ++i) {
-      step(limits.with_none_due());
+    for (index_t i = 1; i < freed; ++i) {
+      one(limits.with_none_due());
     }
-    step(limits);
+    one(limits);
   };
-  step(limits), run();
+  one(limits), run();
   const index_t left = kv.length.host()[0];
   if (left < limit.slots || left > slots) {
     return state.SkipWithError("a head is not at its budget after steps");
   }
-  const double one = measure(state, run) / round;
-  state.counters["median_us"] = one * 1e6;
-  report_bytes(state, kv.bytes(), one);
+  const double seconds = measure(state, run) / freed;
+  state.counters["median_us"] = seconds * 1e6;
+  report_bytes(state, kv.bytes(), seconds);
 }
 
 }  // namespace card

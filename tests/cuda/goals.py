@@ -84,7 +84,7 @@ def main():
         step = lambda *shape: ratio(f"step/{policy}/{at(*shape)}", f"attend/{at(*shape)}")  # noqa: B023, E731
         bounds, what = most.get(policy, [1.1, 1.1, 1.15]), f"`step` of `{policy}` / `attend`"
         table.add(what, "256 × 1024, groups 1 / 4 / 8", [step(256, 1024, g) for g in groups], bounds)
-        if policy not in ("kvmerger", "fold"):  # those free many slots at once: the mean of a whole round, of one shape
+        if policy not in most:  # those free many slots at once: the mean of a whole round, of one shape
             table.add(what, "64 × 2048 / 256 × 4096, group 4", [step(64, 2048, 4), step(256, 4096, 4)], bounds[1])
     for shape, at in (("32 heads × 4096", "heads:32/tokens:4096/group:1"), ("8 × 4 heads, 4096", "heads:8/tokens:4096/group:4")):
         table.add("`column_scores`, µs", shape, of(f"column_scores/{at}"), 480, 0)

@@ -17,24 +17,21 @@ template <class Scalar>
 struct every_kernel {
   template <class... Rules>
   static void call(const cache_view<Scalar>& cache, const state_view& state, const Scalar* q,
-                   Scalar* out, const detail::step_memory<ems_rule>& step, workspace memory,
-                   stream stream) {
+                   Scalar* out, workspace memory, stream stream) {
     attend(cache, q, out, nullptr, memory, stream);
     if constexpr (sizeof(Scalar) == 2) {
       attend_latent(cache, 576, q, out, nullptr, memory, stream);
     }
     (attend_observe(Rules{}, cache, state, q, out, nullptr, memory, stream), ...);
-    detail::observe_attended(sum_rule{}, cache, state, {}, {}, step.partial, stream);
-    detail::remove_nearest(d2o_rule{}, cache, state, step.partial, stream);
-    detail::remove_nearest(keepkv_rule{}, cache, state, step.partial, stream);
-    detail::remove_entry(ems_rule{}, cache, state, step, stream);
+    detail::observe_attended(sum_rule{}, cache, state, {}, {}, {}, stream);
   }
 };
 
-template void every_kernel<KVMELD_SCALAR>::call<
-    position_rule, sum_rule, window_rule, kvmerger_rule, zsmerge_rule, d2o_rule, keepkv_rule,
-    ems_rule, fold_rule>(const cache_view<KVMELD_SCALAR>&, const state_view&, const KVMELD_SCALAR*,
-                         KVMELD_SCALAR*, const detail::step_memory<ems_rule>&, workspace, stream);
+template void every_kernel<KVMELD_SCALAR>::call<position_rule, sum_rule, window_rule, kvmerger_rule,
+                                                zsmerge_rule, d2o_rule, keepkv_rule, ems_rule,
+                                                fold_rule>(const cache_view<KVMELD_SCALAR>&,
+                                                           const state_view&, const KVMELD_SCALAR*,
+                                                           KVMELD_SCALAR*, workspace, stream);
 template void attend_observe(const sum_rule&, const cache_view<q8_0<KVMELD_SCALAR>>&,
                              const state_view&, const KVMELD_SCALAR*, KVMELD_SCALAR*, float*,
                              workspace, stream);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Steps that merge the evicted slot into its nearest: which it is, by loops; and a prediction
-// decides when the nearest is found, not which it is.
+// Steps that merge the evicted slot into its nearest: which it is, by loops, and by the library.
 #include <catch2/catch.hpp>
 
 #include "cuda/one_step.hpp"
+#include "cuda/step_parity.hpp"
 #include "kvmeld/cuda/policies/d2o.cuh"
 #include "kvmeld/cuda/policies/keepkv.cuh"
 
@@ -60,11 +60,10 @@ index_t joined(one_step<Scalar, Policy>& before, one_step<Scalar, Policy>& after
   return evicted < n && changed(fresh, 0, evicted) ? n : -1;
 }
 
-/// LAW: right, wrong, of another time or none: a prediction changes no byte but the next one's.
 /// `change(x, h, a)` makes a hard case of a head whose slot `a` is to be evicted.
 template <class Scalar, class Policy, class Change>
-void check_predictions(const Policy& p, const cache_case& c, const std::vector<index_t>& held,
-                       bool whole_rows, std::uint64_t seed, Change change) {
+void check_nearest(const Policy& p, const cache_case& c, const std::vector<index_t>& held,
+                   std::uint64_t seed, Change change) {
   INFO(p.name() << ", dim " << c.dim << ", group " << c.group << ", seed " << seed);
   const auto prepare = [&](auto& x) {
     for (index_t h = 0; h < c.heads; ++h) {
@@ -74,35 +73,13 @@ void check_predictions(const Policy& p, const cache_case& c, const std::vector<i
       x.lower(h, a), change(x, h, a);
     }
   };
-  using step_type = one_step<Scalar, Policy>;
-  step_type before(p, c, held, whole_rows, seed), alone(p, c, held, whole_rows, seed);
-  prepare(before), prepare(alone);
-  alone.kv.state.predicted = nullptr;
-  alone.run(seed);
-  std::vector<index_t> evicted;
+  one_step<Scalar, Policy> before(p, c, held, true, seed), after(p, c, held, true, seed);
+  prepare(before), prepare(after);
+  after.run(seed);
   for (index_t h = 0; h < c.heads; ++h) {
     INFO("head " << h);
-    evicted.push_back(alone.evicted(h));
-    if (whole_rows) {
-      CHECK(joined(before, alone, h, evicted.back()) ==
-            nearest_by_loops(before, h, evicted.back()));
-    }
-  }
-  for (std::size_t kind = 0; kind < 5; ++kind) {
-    INFO("prediction " << kind);
-    step_type x(p, c, held, whole_rows, seed);
-    prepare(x);
-    for (index_t h = 0; h < c.heads; ++h) {
-      const index_t a = evicted[static_cast<std::size_t>(h)], b = a == 0 ? 1 : a - 1;
-      const std::vector<index_t> kinds[] = {{a},
-                                            {b, 0, b + 2, a, 3},
-                                            {b, b, 1 << 20, -7, held[0] + 1, 2, b, a},
-                                            {b, b + 2},
-                                            h % 2 == 0 ? std::vector{a} : std::vector{b}};
-      x.predict(h, kinds[kind]);
-    }
-    x.run(seed + 1 + kind);
-    CHECK(x.bytes() == alone.bytes());
+    const index_t evicted = after.evicted(h);
+    CHECK(joined(before, after, h, evicted) == nearest_by_loops(before, h, evicted));
   }
 }
 
@@ -113,14 +90,11 @@ constexpr std::pair<index_t, index_t> dims_and_groups[] = {{32, 4},   {64, 1},  
 template <class Scalar>
 void check_both(const cache_case& c, const std::vector<index_t>& held, std::uint64_t seed) {
   const auto as_it_is = [](auto&, index_t, index_t) {};
-  for (const bool whole_rows : {true, false}) {
-    check_predictions<Scalar>(joins, c, held, whole_rows, seed, as_it_is);
-    check_predictions<Scalar>(votes, c, held, whole_rows, seed + 10, as_it_is);
-  }
+  check_nearest<Scalar>(joins, c, held, seed, as_it_is);
+  check_nearest<Scalar>(votes, c, held, seed + 10, as_it_is);
 }
 
-TEMPLATE_TEST_CASE("a prediction decides when the nearest is found, not which it is", "", half,
-                   bfloat16) {
+TEMPLATE_TEST_CASE("an evicted slot goes into the nearest of all others", "", half, bfloat16) {
   std::uint64_t seed = 100;
   for (const auto& [dim, group] : dims_and_groups) {
     check_both<TestType>({.heads = 2, .capacity = 90, .dim = dim, .group = group}, {70, 89},
@@ -137,11 +111,11 @@ TEMPLATE_TEST_CASE("a prediction decides when the nearest is found, not which it
   }
 }
 
-TEST_CASE("predictions of a head over two tiles") {
+TEST_CASE("the nearest in a head over two tiles") {
   check_both<half>({.heads = 1, .capacity = 4200, .dim = 8, .group = 1}, {4150}, 900);
 }
 
-/// Plain products, where tensor cores cannot take the rows: predictions are not looked at.
+/// Plain products, where tensor cores cannot take the rows.
 TEST_CASE("the nearest of rows that tensor cores cannot take") {
   check_both<float>({.heads = 2, .capacity = 90, .dim = 32, .group = 4}, {70, 89}, 940);
   check_both<half>({.heads = 2, .capacity = 90, .dim = 31, .group = 4}, {70, 89}, 960);
@@ -168,8 +142,8 @@ TEMPLATE_TEST_CASE("the nearest where keys are alike, zero, or no numbers", "", 
                    float) {
   const cache_case c{.heads = 2, .capacity = 150, .dim = 32, .group = 4};
   const auto check = [&](std::uint64_t seed, auto change) {
-    check_predictions<TestType>(joins, c, {70, 149}, true, seed, change);
-    check_predictions<TestType>(votes, c, {70, 149}, true, seed + 1, change);
+    check_nearest<TestType>(joins, c, {70, 149}, seed, change);
+    check_nearest<TestType>(votes, c, {70, 149}, seed + 1, change);
   };
   const auto set = [](TestType* row, float scale) {
     for (index_t i = 0; i < 32; ++i) {
@@ -208,8 +182,7 @@ TEMPLATE_TEST_CASE("the nearest where keys are alike, zero, or no numbers", "", 
   const auto evicts_nan = [&](auto& x, index_t h, index_t a) {
     x.kv.key(h, a)[3] = from_float<TestType>(nan);
   };
-  check_predictions<TestType>(joins, c, {70, 149}, true, 11, evicts_nan);
-  check_predictions<TestType>(votes, c, {70, 149}, false, 12, evicts_nan);  // it weighs nothing
+  check_nearest<TestType>(joins, c, {70, 149}, 11, evicts_nan);
   check(13, [&](auto& x, index_t h, index_t) { x.kv.key(h, 0)[3] = from_float<TestType>(nan); });
   const float inf = std::numeric_limits<float>::infinity();
   check(17, [&](auto& x, index_t h, index_t a) {     // the products of these two are no number
@@ -225,8 +198,70 @@ TEMPLATE_TEST_CASE("the nearest where keys are alike, zero, or no numbers", "", 
 /// Nothing but the sinks is protected: the step's own token is evicted.
 TEMPLATE_TEST_CASE("the step's own token goes into its nearest", "", half, bfloat16) {
   const cache_case c{.heads = 2, .capacity = 90, .dim = 64, .group = 1};
-  check_predictions<TestType>(d2o{.recent = 0, .sinks = 2}, c, {70, 89}, true, 41,
-                              [](auto& x, index_t h, index_t a) { x.kv.column(0, h, a) = 2; });
+  check_nearest<TestType>(d2o{.recent = 0, .sinks = 2}, c, {70, 89}, 41,
+                          [](auto& x, index_t h, index_t a) { x.kv.column(0, h, a) = 2; });
+}
+
+/// LAW: heads of a list get what they get all at once.
+TEST_CASE("some heads at a time merge into the nearest as all at once do") {
+  const cache_case c{.heads = 3, .capacity = 90, .dim = 64, .group = 2};
+  const std::vector<index_t> held{70, 89, 33};
+  one_step<half, d2o> all(joins, c, held, false, 3), some(joins, c, held, false, 3);
+  for (auto* const x : {&all, &some}) {
+    for (index_t h = 0; h < c.heads; ++h) {
+      x->lower(h, 5 + h);
+    }
+  }
+  all.run();
+  const auto take = [](auto& to, const auto& from, std::ptrdiff_t place, std::ptrdiff_t h,
+                       std::ptrdiff_t n) {
+    std::copy_n(from.host() + h * n, n, to.host() + place * n);
+  };
+  for (const std::vector<index_t>& heads : {std::vector<index_t>{2, 0}, {1}}) {
+    device_buffer<index_t> list(heads);
+    for (std::size_t i = 0; i < heads.size(); ++i) {
+      const auto place = static_cast<std::ptrdiff_t>(i);
+      take(some.q, std::as_const(all.q), place, heads[i], c.group * c.dim);
+      take(some.k, std::as_const(all.k), place, heads[i], c.dim);
+      take(some.v, std::as_const(all.v), place, heads[i], c.dim);
+    }
+    some.run(some.kv.view().with_active(list.data(), static_cast<index_t>(heads.size())), 4);
+  }
+  for (auto* const x : {&all, &some}) {
+    x->out.fill(0);
+  }
+  CHECK(some.bytes() == all.bytes());
+}
+
+/// Decoding beside the library.
+template <class Scalar>
+void check_decoding(const cache_case& c, index_t target, std::uint64_t seed, index_t apart = 0) {
+  const double tolerance = std::is_same_v<Scalar, Eigen::half> ? 1e-3 : 1.6e-2;
+  check_steps<Scalar>(d2o{}, c, target, {target}, 10, data::integers, tolerance, seed, apart);
+  check_steps<Scalar>(keepkv{.similarity = 0.3F}, c, target, {target}, 6, data::integers, tolerance,
+                      seed + 1, apart);
+}
+TEMPLATE_TEST_CASE("steps merge into the nearest as the library's do", "", Eigen::half,
+                   Eigen::bfloat16) {
+  std::uint64_t seed = 1000;
+  for (const auto& [dim, group] : dims_and_groups) {
+    check_decoding<TestType>({.heads = 2, .capacity = 41, .dim = dim, .group = group}, 40,
+                             seed += 10, group == 4 ? 7 : 0);
+  }
+  check_decoding<TestType>({.heads = 2, .capacity = 333, .dim = 64, .group = 2}, 332, 1400);
+  check_decoding<TestType>({.heads = 2, .capacity = 41, .dim = 64, .group = 35}, 40, 1410);
+  check_decoding<TestType>(
+      {.heads = 2, .capacity = 41, .dim = 64, .group = 4, .paged = true, .odd = 8, .page = 5}, 40,
+      1420);
+}
+
+TEMPLATE_TEST_CASE("several slots merge now and then as the library's do", "", Eigen::half,
+                   Eigen::bfloat16) {
+  const cache_case c{.heads = 3, .capacity = 41, .dim = 64, .group = 4};
+  const double tolerance = std::is_same_v<TestType, Eigen::half> ? 1e-3 : 1.6e-2;
+  check_steps<TestType>(d2o{}, c, 36, {32, 39}, 16, data::integers, tolerance, 1500, 2);
+  check_steps<TestType>(keepkv{.similarity = 0.3F}, c, 36, {32, 39}, 16, data::random, tolerance,
+                        1501, 2);
 }
 
 }  // namespace parity_nearest_test

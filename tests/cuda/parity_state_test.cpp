@@ -55,12 +55,8 @@ void check_made(const Policy& p) {
     for (index_t i = 0; i < state.floats; ++i) {
       same = same && on_host(state.memory_of(h))[i] == 0;
     }
-    for (index_t i = 0; i < compared_rows && state.predicted != nullptr; ++i) {
-      same = same && on_host(state.predicted_of(h))[i] == -1;
-    }
   }
   CHECK(same);
-  CHECK((state.predicted != nullptr) == predicts_evicted<std::remove_const_t<decltype(rule)>>);
   CHECK(memory.intact());
 }
 
@@ -129,7 +125,6 @@ void check_strides(const Policy& p, index_t target) {
   device_buffer<float> columns(static_cast<std::size_t>(strided.head_stride * shape.heads)),
       floats(static_cast<std::size_t>(strided.memory_stride * shape.heads));
   strided.columns = columns.data(), strided.memory = floats.data();
-  strided.predicted = nullptr;  // one_step has predictions far apart
   clear(strided, again.kv.view(), order());
   one.compress(p, made, target), again.compress(p, strided, target);
   for (index_t t = 0; t < 12; ++t) {

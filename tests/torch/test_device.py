@@ -37,29 +37,6 @@ def test_prompt_and_steps(device, policy):
     near(here, there)
 
 
-@pytest.mark.parametrize("policy", ["d2o", "ems:window=8", "keepkv"])
-def test_what_is_evicted_next_is_predicted_behind_the_memory(device, policy):
-    """Kernels leave eight slots there for their next step; without room, the same bits without them."""
-    here, queries = prompt(policy, dtype=torch.bfloat16)
-    here.compress(queries, BUDGET)
-    floats = here.policy.describe(DIM, GROUP, here.capacity)["memory"]
-    alone = copied(here)
-    alone.memory = alone.memory[:, : -(-floats // 16) * 16].contiguous()
-    here.memory = torch.nn.functional.pad(alone.memory, (0, 16))  # as where heads are a GPU's, or more
-    there, without = device.heads(here), device.heads(alone)
-    held = 0
-    for _ in range(8):
-        before, guess = there.position, there.memory[:, floats : floats + 8].contiguous().view(torch.int32)
-        q, k, v = (rows(*x, dtype=torch.bfloat16) for x in ((HEADS, GROUP, DIM), (HEADS, DIM), (HEADS, DIM)))
-        out = [heads.step(q, k, v, [BUDGET]) for heads in (there, without)]
-        for a, b in [out, *zip(there.heads.tensors[:7], without.heads.tensors[:7])]:
-            assert torch.equal(a, b)
-        for h in range(HEADS):
-            evicted = set(before[h, :BUDGET].tolist()) - set(there.position[h, :BUDGET].tolist())
-            held += evicted <= {int(before[h, s]) for s in guess[h] if s >= 0}
-    assert held >= 7 * HEADS  # nothing is predicted before the first step
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("policy", ["h2o", "snapkv:window=8"])
 def test_16_bits(device, policy, dtype):

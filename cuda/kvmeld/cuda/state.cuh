@@ -7,7 +7,7 @@
 
 namespace kvmeld::cuda::detail {
 
-/// Initial numbers in all columns, zeros in the memory, nothing predicted.
+/// Initial numbers in all columns, zeros in the memory.
 template <class Scalar>
 struct clear_state {
   static constexpr index_t threads = 256;
@@ -29,9 +29,6 @@ struct clear_state {
     for (index_t i = first; i < state.floats; i += step) {
       state.memory_of(h)[i] = 0;
     }
-    if (state.predicted != nullptr && first < compared_rows) {
-      state.predicted_of(h)[first] = -1;
-    }
   }
 };
 
@@ -41,8 +38,7 @@ namespace kvmeld::cuda {
 
 namespace detail {
 
-/// The state of `policy` in `from`: `[columns, heads, capacity]` and `[heads, floats]`, and of
-/// policies that compare the evicted slot with all others `[heads, compared_rows]` predictions.
+/// The state of `policy` in `from`: `[columns, heads, capacity]` and `[heads, floats]`.
 template <class Policy, class Scalar>
 state_view allocate_state(workspace_allocator& from, const Policy& policy,
                           const cache_view<Scalar>& cache) {
@@ -63,9 +59,6 @@ state_view allocate_state(workspace_allocator& from, const Policy& policy,
   state.column_stride = static_cast<std::ptrdiff_t>(slots);
   state.memory = from.take<float>(heads * floats);
   state.floats = static_cast<index_t>(floats), state.memory_stride = state.floats;
-  if constexpr (predicts_evicted<decltype(detail::rule_of(policy, cache))>) {
-    state.predicted = from.take<index_t>(heads * compared_rows);
-  }
   return state;
 }
 

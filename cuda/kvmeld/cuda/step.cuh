@@ -36,27 +36,17 @@ void step_by(const Policy& policy, const cache_view<Scalar>& cache, const state_
               " with a target of at least ", policy.min_budget(), " slots, got ", x.slots);
     }
   });
-  bool plans = rule_type::evicts && (!limits.one_by_one() || always_plans<rule_type>);
-  if constexpr (requires { rule.takes_plans(); }) {
-    plans = plans || rule.takes_plans();
-  }
+  const bool plans = rule_type::evicts && (always_plans<rule_type> || !limits.one_by_one());
   workspace_allocator from(memory);
   const auto work = allocate_step(from, rule, shape_of(cache), plans);
   from.check("cuda step");
   if constexpr (!reads_rows<rule_type, Scalar>) {
     refuse_rows<Policy, Scalar>("cuda step");
   } else {
-    attend(in_memory(rule, work), step_options{true, !plans, limits}, work.partial);
+    attend(rule, step_options{true, !plans, limits}, work.partial);
     if constexpr (rule_type::evicts) {
-      if (plans && limits.none_due()) {
-        return;
-      }
-      if (plans) {
+      if (plans && !limits.none_due()) {
         device::plan(rule, cache, state, limits, work.plan, stream);
-      } else if constexpr (requires {
-                             device::remove_one(rule, cache, state, limits, work, stream);
-                           }) {
-        device::remove_one(rule, cache, state, limits, work, stream);
       }
     }
   }
@@ -70,16 +60,16 @@ void step_by(const Policy& policy, const cache_view<Scalar>& cache, const state_
 ///
 ///     trigger = target + 1   two launches: a head with one slot more than its target loses one,
 ///                            and the new token takes its place
-///     ... d2o, keepkv        one more, which finds the nearest of all keys, for heads whose
-///                            evicted slot was not predicted (`state_view::predicted`)
-///     ... ems                one more, which finds the centre among all entries
 ///     later of any head,     two, and those of a plan for the heads that have reached the trigger,
-///     and kvmerger           unless the budgets say that none has (`head_budgets::with_none_due`)
+///     and policies that      unless the budgets say that none has (`head_budgets::with_none_due`)
+///     merge but zsmerge
 ///
 /// The first two are one where a block attends a whole head: many heads of few slots, in 16 bits.
+/// What a plan costs hardly depends on how many slots it frees: a later trigger pays it once for
+/// all of them.
 ///
-/// A head that has no room for its new token gives NaN and stays as it is. Refused: budgets that do
-/// not fit, policies and modes without a CUDA path.
+/// A head that has no room for its new token gives NaN and stays as it is, but for a plan that is
+/// due. Refused: budgets that do not fit, policies and modes without a CUDA path.
 template <class Policy, class Scalar, budgets Budgets = budget>
 void step(const Policy& policy, const cache_view<Scalar>& cache, const state_view& state,
           const row_number<Scalar>* queries, const new_tokens<row_number<Scalar>>& fresh,

@@ -155,13 +155,6 @@ class device_kernels final : public device_calls {
     }
     x.memory = at.memory, x.floats = static_cast<index_t>(floats);
     x.memory_stride = at.memory_row;
-    using rule = decltype(gpu::detail::rule_of(p, view(call)));
-    if constexpr (gpu::predicts_evicted<rule>) {
-      if (at.memory_row - x.floats >= gpu::compared_rows) {  // behind the policy's own
-        x.predicted = reinterpret_cast<index_t*>(at.memory + x.floats);
-        x.predicted_stride = static_cast<index_t>(at.memory_row);
-      }
-    }
     return x;
   }
 

@@ -13,8 +13,6 @@ from ._library import ops
 from .spec import Spec
 
 _LINE = 16  # floats: a policy's memory has rows of whole cache lines
-_PREDICTING = ("d2o", "ems", "keepkv")  # whose kernels predict what is evicted next, which saves them a launch ...
-_PREDICTED = 8  # ... in the 32-bit numbers behind their memory
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,6 @@ class Heads:
         heads, capacity, _ = keys.shape
         size = policy.describe(max(keys.shape[2], values.shape[2]), spec.group, capacity)
         floats = size["memory"]
-        if policy.name in _PREDICTING and keys.device.type != "cpu":
-            floats += _PREDICTED
 
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=keys.device)

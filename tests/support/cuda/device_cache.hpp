@@ -133,8 +133,6 @@ struct device_cache {
   device_buffer<float> log_mass;
   device_buffer<index_t> position, length, next_position;
   device_buffer<float> columns, memory, sinks;
-  static constexpr index_t predicted_stride = compared_rows + 3;  // another than by default
-  device_buffer<index_t> predicted;
   state_view state;
   const attention_spec* spec = nullptr;  ///< as of `cache_view`
 
@@ -153,8 +151,7 @@ struct device_cache {
         next_position(lengths),
         columns(slots() * folds.size()),
         memory(static_cast<std::size_t>(c.heads * floats), 0),
-        sinks(c.sink_logits()),
-        predicted(static_cast<std::size_t>(c.heads * predicted_stride), -1) {
+        sinks(c.sink_logits()) {
     emulator::chance random{seed};
     if constexpr (!in_blocks<Scalar>) {
       for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -196,9 +193,7 @@ struct device_cache {
              .head_stride = c.stride(),
              .memory = memory.data(),
              .floats = floats,
-             .memory_stride = floats,
-             .predicted = predicted.data(),
-             .predicted_stride = predicted_stride};
+             .memory_stride = floats};
     for (std::size_t k = 0; k < folds.size(); ++k) {
       state.merges[k] = folds[k];
     }
@@ -252,7 +247,7 @@ struct device_cache {
   void check_guards() const {
     CHECK((keys.intact() && values.intact() && table.intact() && log_mass.intact() &&
            position.intact() && length.intact() && next_position.intact() && columns.intact() &&
-           memory.intact() && sinks.intact() && predicted.intact()));
+           memory.intact() && sinks.intact()));
   }
 
  private:

@@ -71,16 +71,6 @@ struct one_step {
       kv.column(1, h, s) = 1e6F;  // keepkv: the estimate's weight
     }
   }
-  void predict(index_t h, const std::vector<index_t>& slots) {
-    for (index_t i = 0; i < compared_rows; ++i) {
-      const auto at = static_cast<std::size_t>(i);
-      kv.predicted[h * kv.predicted_stride + i] = at < slots.size() ? slots[at] : -1;
-    }
-  }
-  std::vector<index_t> predicted(index_t h) const {
-    const index_t* const first = kv.predicted.host() + std::ptrdiff_t{h} * kv.predicted_stride;
-    return {first, first + compared_rows};
-  }
   void run(std::uint64_t seed = 1) { run(kv.view(), seed); }
   void run(const cache_view<Scalar>& view, std::uint64_t seed) {
     work.fill(0xff);
@@ -100,7 +90,7 @@ struct one_step {
     }
     return n;
   }
-  /// All that a step leaves, but what it predicts.
+  /// All that a step leaves.
   auto bytes() const {
     return std::vector{kv.keys.bytes(),    kv.values.bytes(), kv.log_mass.bytes(),
                        kv.columns.bytes(), kv.memory.bytes(), kv.position.bytes(),

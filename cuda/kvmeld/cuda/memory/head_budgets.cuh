@@ -52,6 +52,7 @@ class head_budgets {
     x.bounds_[0].trigger = x.bounds_[1].trigger = 0, x.triggers_ = false;
     return x;
   }
+  bool has_triggers() const { return triggers_; }
   /// The same budgets in a step of which the host knows that no head reaches its trigger: no plan
   /// is launched. A head that reaches it all the same is brought back by a later step.
   head_budgets with_none_due() const {

@@ -123,9 +123,6 @@ inline constexpr index_t group_block = 16;
 /// queries of a group.
 inline constexpr index_t max_capacity = 65535 * 8, max_queries = 65535 * 64 / group_block;
 
-/// Rows that a step's attention compares with all others: a right side of the tensor cores.
-inline constexpr index_t compared_rows = 8;
-
 /// A policy's state: columns of a float a slot, and a flat memory of floats a head. Column `c` of
 /// head `h`, slot `s` is at `columns[c · column_stride + h · head_stride + s]`, the memory of head
 /// `h` at `memory[h · memory_stride]`. `make_state_view` makes one.
@@ -140,19 +137,10 @@ struct state_view {
   index_t floats = 0;                ///< of memory, a head
   std::ptrdiff_t memory_stride = 0;  ///< floats, head to head; at least `floats`
 
-  /// `compared_rows` slots of each head that a step may evict next, or null. A guess of `step`'s
-  /// own that saves time, and changes no result: where it is null, wrong, or of another time, keys
-  /// are read once more.
-  index_t* predicted = nullptr;
-  index_t predicted_stride = compared_rows;  ///< numbers, head to head
-
   /// Column 0 of head `h`, slot 0.
   KVMELD_HD float* columns_of(index_t h) const { return columns + h * head_stride; }
   KVMELD_HD float* column(index_t c, index_t h) const { return columns_of(h) + c * column_stride; }
   KVMELD_HD float* memory_of(index_t h) const { return memory + h * memory_stride; }
-  KVMELD_HD index_t* predicted_of(index_t h) const {
-    return predicted + std::ptrdiff_t{h} * predicted_stride;
-  }
 };
 
 /// Plans of all heads in device memory. A head with `rows[h] < 0` stays as it is.

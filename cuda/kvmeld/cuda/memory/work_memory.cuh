@@ -23,23 +23,14 @@ constexpr index_t most_splits_of(index_t group) {
 /// What the first launch writes for the second. What is large is of the heads that a call runs, by
 /// place (`[places]`).
 struct partial_attention {
-  index_t* tickets;           // [heads] blocks of a launch that are done
-  float* logits;              // [places, capacity, group], or null: they are not observed
-  float* max;                 // [places, splits, group] of the logits
-  float* sum;                 // [places, splits, group] Σ exp(ℓ − max)
-  float* out;                 // [places, splits, group, out_pitch(dim)] Σ exp(ℓ − max) v
-  unsigned long long* best;   // [heads, near_tiles] best candidate of each tile of a launch
-  index_t* victims;           // [heads] the slot that a third launch removes; −1: none
-  unsigned long long* found;  // [heads] what attention has found most like it, of ems; 0: nothing
+  index_t* tickets;          // [heads] blocks of a launch that are done
+  float* logits;             // [places, capacity, group], or null: they are not observed
+  float* max;                // [places, splits, group] of the logits
+  float* sum;                // [places, splits, group] Σ exp(ℓ − max)
+  float* out;                // [places, splits, group, out_pitch(dim)] Σ exp(ℓ − max) v
+  unsigned long long* best;  // [heads, tiles] best candidate of each tile
   index_t splits;
   index_t tiles;
-  index_t near_tiles;
-
-  /// The state's slots that may be evicted next, `compared_rows` a head; null: none is compared.
-  index_t* predicted;
-  index_t predicted_stride;
-  unsigned long long* nearest;  // [places, splits, compared_rows] the nearest of each
-  unsigned long long* lowest;   // [heads, tiles, compared_rows] a tile's first to be evicted next
 
   /// Whole vectors of four, so that one way of reading them is enough.
   KVMELD_HD static index_t out_pitch(index_t dim) { return (dim + 3) / 4 * 4; }
@@ -52,35 +43,19 @@ struct partial_attention {
     return logits + static_cast<std::size_t>(slot) * static_cast<std::size_t>(cache.group);
   }
   KVMELD_DEVICE unsigned long long* best_of(index_t h) const {
-    return best + std::ptrdiff_t{h} * near_tiles;
-  }
-  KVMELD_DEVICE unsigned long long* nearest_of(index_t split) const {
-    return nearest + (std::ptrdiff_t{place_of_block()} * splits + split) * compared_rows;
-  }
-  KVMELD_DEVICE unsigned long long* lowest_of(index_t h, index_t tile) const {
-    return lowest + (std::ptrdiff_t{h} * tiles + tile) * compared_rows;
-  }
-  KVMELD_DEVICE index_t* predicted_of(index_t h) const {
-    return predicted + std::ptrdiff_t{h} * predicted_stride;
-  }
-  /// −1 where it is none of the head's `n` slots: predictions may be of any age.
-  KVMELD_DEVICE index_t predicted_slot(index_t h, index_t r, index_t n) const {
-    const index_t s = predicted_of(h)[r];
-    return s < n ? s : -1;
+    return best + std::ptrdiff_t{h} * tiles;
   }
 };
 
-/// Slots of a block in the second launch, and in the search for the nearest, at most; there on
-/// tensor cores.
-inline constexpr index_t slots_a_tile = 4096, slots_a_near_tile = 1024, slots_a_fast_tile = 256;
+/// Slots of a block in the second launch, at most.
+inline constexpr index_t slots_a_tile = 4096;
 
 /// One of `tiles` even shares of a head's `n` slots.
 struct slot_tile {
   index_t begin, end;
 
-  /// `begin` is a multiple of `turn`.
-  KVMELD_DEVICE static slot_tile of(index_t tile, index_t tiles, index_t n, index_t turn = 1) {
-    const index_t share = ((n + tiles - 1) / tiles + turn - 1) / turn * turn;
+  KVMELD_DEVICE static slot_tile of(index_t tile, index_t tiles, index_t n) {
+    const index_t share = (n + tiles - 1) / tiles;
     const index_t begin = tile * share < n ? tile * share : n;
     return {begin, begin + share < n ? begin + share : n};
   }
@@ -114,7 +89,6 @@ inline void allocate(partial_attention& p, workspace_allocator& from, const work
   p.splits =
       std::min(splits_of(shape.active, shape.capacity, at_once), most_splits_of(shape.group));
   p.tiles = (shape.capacity + slots_a_tile - 1) / slots_a_tile;
-  p.near_tiles = (shape.capacity + slots_a_near_tile - 1) / slots_a_near_tile;
   const auto all = shape.all_heads(), places = static_cast<std::size_t>(shape.active),
              g = static_cast<std::size_t>(shape.group),
              parts = most_parts(shape.active, shape.capacity, p.splits, at_once);
@@ -123,15 +97,7 @@ inline void allocate(partial_attention& p, workspace_allocator& from, const work
   p.max = from.take<float>(parts * g);
   p.sum = from.take<float>(parts * g);
   p.out = from.take<float>(parts * g * static_cast<std::size_t>(p.out_pitch(shape.dim)));
-  const index_t most_tiles = (shape.capacity + slots_a_fast_tile - 1) / slots_a_fast_tile;
-  p.best = from.take<unsigned long long>(all * static_cast<std::size_t>(most_tiles));
-  p.victims = from.take<index_t>(all);
-  p.found = from.take<unsigned long long>(all);
-  p.predicted = nullptr;
-  const auto lists = [&](std::size_t of) {
-    return from.take<unsigned long long>(of * static_cast<std::size_t>(compared_rows));
-  };
-  p.nearest = lists(parts), p.lowest = lists(all * static_cast<std::size_t>(p.tiles));
+  p.best = from.take<unsigned long long>(all * static_cast<std::size_t>(p.tiles));
 }
 
 /// What a step works in: the splits' attention, then plans in the same memory.
@@ -151,19 +117,8 @@ step_memory<Rule> allocate_step(workspace_allocator& from, const Rule& rule,
   if (plans) {
     m.plan.allocate(plan, rule, shape);
     from.reserve(plan.used());
-  } else if constexpr (requires { m.plan.allocate_scratch(from, rule, shape); }) {
-    m.plan.allocate_scratch(from, rule, shape);  // beside what attention writes
   }
   return m;
-}
-
-/// The rule of a step, with what it works in where it needs that.
-template <class Rule>
-Rule in_memory(Rule rule, const step_memory<Rule>& work) {
-  if constexpr (requires { rule.scratch = work.plan.entries; }) {
-    rule.scratch = work.plan.entries;
-  }
-  return rule;
 }
 
 /// What `compress` works in: column sums, then plans in the same memory.

@@ -2,12 +2,9 @@
 /// Attention that observes: what every step begins with.
 #pragma once
 
-#include <type_traits>  // std::remove_cvref_t
-
 #include "kvmeld/cuda/merge/observe_and_remove.cuh"
 #include "kvmeld/cuda/score/attend_splits.cuh"
 #include "kvmeld/cuda/score/attend_tiles.cuh"
-#include "kvmeld/cuda/score/compared_in_tiles.cuh"
 
 namespace kvmeld::cuda::detail {
 
@@ -37,7 +34,7 @@ struct attend_whole_heads {
 
 /// Two launches: attention over all splits, then what `options` says, which is left out where they
 /// say nothing. One where a block attends a whole head (`attend_whole_heads`).
-template <class Scalar, class Rule, class Masses, template <class, index_t> class Compared>
+template <class Scalar, class Rule, class Masses>
 struct attention_that_observes {
   Rule rule;
   attention_call<Scalar, Masses> call;
@@ -52,7 +49,7 @@ struct attention_that_observes {
         return call.cache.dim <= 64 ? launch_whole<64>(stream) : launch_whole<128>(stream);
       }
     }
-    attend_splits<Compared>(call, stream);
+    attend_splits(call, stream);
     if (observes) {
       launch_early(second<observe_and_remove<Scalar, Rule>>(),
                    {call.cache.blocks(), blocks_of(call.to.tiles)}, stream);
@@ -60,30 +57,21 @@ struct attention_that_observes {
   }
 
  private:
-  /// Compiled for what is common: groups to 8, dims to 128, and of what predicts what is predicted.
+  /// Compiled for what is common: groups to 8, dims to 128.
   bool in_one_launch() const {
     return call.to.splits == 1 && call.to.tiles == 1 && call.cache.group <= 8 &&
-           call.cache.dim <= 128 && fits_tiles(call) &&
-           (call.to.predicted != nullptr) == Compared<Scalar, 64>::compares;
+           call.cache.dim <= 128 && fits_tiles(call);
   }
   template <index_t Depth>
   void launch_whole(stream stream) const {
-    using attend = attend_tiles<Scalar, Depth, 1, Masses, Compared>;
+    using attend = attend_tiles<Scalar, Depth, 1, Masses>;
     using observe = observe_and_remove<Scalar, Rule, attend::threads, 1>;
     launch(attend_whole_heads<attend, observe>{{call}, second<observe>()}, {call.cache.blocks()},
            stream);
   }
   template <class Kernel>
   Kernel second() const {
-    return {call.cache,
-            state,
-            call.to,
-            rule,
-            options,
-            call.queries,
-            call.out,
-            call.log_sum_exp,
-            call.cache.aligned()};
+    return {call.cache, state, call.to, rule, options, call.queries, call.out, call.log_sum_exp};
   }
 };
 
@@ -97,28 +85,15 @@ void attend_and_observe(const Rule& rule, const cache_view<Scalar>& cache, const
   expects(queries != nullptr && out != nullptr, "cuda attend: expected queries and out [",
           cache.heads, ", ", cache.group, ", ", cache.dim, "], got null");
   partial.logits = Rule::observes ? partial.logits : nullptr;
-  const auto call_with = [&](const auto& masses) {
-    using mass_type = std::remove_cvref_t<decltype(masses)>;
-    attention_call<Scalar, mass_type> call{cache, queries,     fresh, partial,
-                                           out,   log_sum_exp, masses};
-    if (predicts_evicted<Rule> && options.removes && fits_tiles(call)) {
-      call.to.predicted = state.predicted, call.to.predicted_stride = state.predicted_stride;
-    }
-    return call;
+  const auto launch_with = [&]<class Masses>(const Masses& masses) {
+    attention_that_observes<Scalar, Rule, Masses>{
+        rule, {cache, queries, fresh, partial, out, log_sum_exp, masses}, state, options}
+        .launch_all(stream);
   };
   if constexpr (shares_entries<Rule>) {
-    const auto call = call_with(rule.masses(state, cache.stride()));
-    using masses = std::remove_cvref_t<decltype(call.masses)>;
-    attention_that_observes<Scalar, Rule, masses, centres_in_tiles>{rule, call, state, options}
-        .launch_all(stream);
-  } else if constexpr (seeks_nearest<Rule>) {
-    attention_that_observes<Scalar, Rule, log_masses, nearest_in_tiles>{
-        rule, call_with(log_masses{}), state, options}
-        .launch_all(stream);
+    launch_with(rule.masses(state, cache.stride()));
   } else {
-    attention_that_observes<Scalar, Rule, log_masses, nothing_compared>{
-        rule, call_with(log_masses{}), state, options}
-        .launch_all(stream);
+    launch_with(log_masses{});
   }
 }
 

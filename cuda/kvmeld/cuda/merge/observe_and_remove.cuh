@@ -3,12 +3,10 @@
 /// end of its only one.
 #pragma once
 
-#include <type_traits>  // std::conditional_t
-
 #include "kvmeld/cuda/device/block_collectives.cuh"
 #include "kvmeld/cuda/memory/head_budgets.cuh"
-#include "kvmeld/cuda/merge/join_nearest.cuh"
 #include "kvmeld/cuda/merge/observe_slots.cuh"
+#include "kvmeld/cuda/merge/slot_removals.cuh"
 
 namespace kvmeld::cuda::detail {
 
@@ -31,14 +29,7 @@ struct observe_and_remove {
   static constexpr index_t threads = Threads, resident = 1024 / threads;
   static_assert(slots_a_tile <= 32 * threads);
   using observing = observe_slots<Scalar, Rule, threads>;
-  struct no_memory {};
-  struct entry_memory : best_memory<threads> {
-    of_warps<double, threads> sum;
-  };
-  using rule_memory =
-      std::conditional_t<seeks_nearest<Rule>, best_memory<threads>,
-                         std::conditional_t<shares_entries<Rule>, entry_memory, no_memory>>;
-  struct shared_memory : rule_memory {
+  struct shared_memory {
     combined_splits<Splits> softmax;
     of_warps<candidate, threads> best;
     of_warps<index_t, threads> number;
@@ -53,7 +44,6 @@ struct observe_and_remove {
   const row_number<Scalar>* queries;  // [heads, group, dim]
   row_number<Scalar>* out;            // [heads, group, dim]
   float* log_sum_exp;                 // [heads, group], or null
-  bool aligned;
 
   /// What is known before attention has ended.
   struct begun {
@@ -61,7 +51,7 @@ struct observe_and_remove {
     bool full;  ///< there is no room for the new token
     head_context head;
     slot_tile own;
-    protected_bits stay;
+    unsigned stay;                     ///< protected slots
     typename observing::numbers held;  ///< but for the logits
   };
 
@@ -84,7 +74,7 @@ struct observe_and_remove {
                 full,
                 context_of(cache, state, h, newest),
                 slot_tile::of(tile, from.tiles, full ? 0 : n),
-                {},
+                0,
                 {}};
     if (options.appended) {
       begin_slot(known.head, known.own, n - 1);
@@ -106,8 +96,7 @@ struct observe_and_remove {
     if (Rule::observes || from.splits > 1) {
       splits.weigh(shared.softmax, tile, known.full);
     }
-    best_two next;
-    const candidate first = slots(shared.softmax, known.stay, known.held, next);
+    const candidate first = slots(shared.softmax, known.stay, known.held);
     sync_warp();                                // slots may differ in what there was to observe
     splits.write_output(shared.softmax, tile);  // now, when the logits' registers are free
     if constexpr (!Rule::observes && !remembers<Rule>) {
@@ -115,18 +104,12 @@ struct observe_and_remove {
         return;
       }
     }
-    if constexpr (seeks_nearest<Rule>) {
-      if (predicts() && from.tiles > 1) {
-        best_of_block<threads>(shared, next,
-                               [&](index_t i, candidate c) { from.lowest_of(h, tile)[i] = c; });
-      }
-    }
     // Behind a barrier of `best_of_tiles` a thread changes the length.
     const bool fresh = known.n > cache.length[h];  // else there was no room, or no token
     const auto least = best_of_tiles(shared.ticket, shared.best, from.tickets + h, from.best_of(h),
                                      tile, from.tiles, options.removes ? first : candidate{0});
     if (least.last) {  // lengths change when all blocks of the head have read them
-      end_head(shared, mine, known, fresh, least.of == 0 ? -1 : least_slot(least.of), next);
+      end_head(shared, mine, known, fresh, least.of == 0 ? -1 : least_slot(least.of));
     }
   }
 
@@ -134,7 +117,6 @@ struct observe_and_remove {
   KVMELD_DEVICE index_t target_of(index_t h) const {
     return options.removes ? options.limits.of(h).slots : 0;
   }
-  KVMELD_DEVICE bool predicts() const { return from.predicted != nullptr; }
 
   /// The new token's numbers, of which the first launch knows nothing.
   KVMELD_DEVICE void begin_slot(const head_context& head, const slot_tile& own, index_t s) const {
@@ -151,11 +133,9 @@ struct observe_and_remove {
 
   /// One block, when all of the head is observed.
   KVMELD_DEVICE void end_head(shared_memory& shared, const Rule& mine, const begun& known,
-                              bool fresh, index_t removed, const best_two& next) const {
+                              bool fresh, index_t removed) const {
     const head_context& head = known.head;
-    const index_t h = head.head, n = known.n, target = target_of(h);
-    const bool over = options.removes && fresh && n == target + 1;
-    bool removes = Rule::evicts && over && removed >= 0;
+    const index_t h = head.head, n = known.n;
     if constexpr (remembers<Rule>) {
       if (fresh || !options.appended) {
         mine.template remember<threads>(
@@ -163,63 +143,30 @@ struct observe_and_remove {
             head.newest);
       }
     }
-    if (thread_index() == 0) {
-      from.tickets[h] = 0;  // for a third launch
-      if (fresh || !options.appended) {
-        mine.observed(head);
-      }
+    if (thread_index() == 0 && (fresh || !options.appended)) {
+      mine.observed(head);
     }
-    if constexpr (shares_entries<Rule>) {  // another launch removes a slot
-      if (options.removes) {
-        choose_entry(shared, mine, mine.tokens_of(cache, state, h, head.newest), h, n, over, fresh);
+    index_t left = n;
+    if constexpr (observing::evicts_one) {
+      const index_t target = target_of(h);
+      bool removes = options.removes && fresh && n == target + 1 && removed >= 0;
+      if constexpr (merges_removed<Rule>) {
+        removes = removes &&
+                  mine.merge_removed(shared.number, shared.best, cache, state, head, h, n, removed);
       }
-      if (thread_index() == 0 && fresh) {
-        count_slots(cache, h, n);
+      if (removes && removed != n - 1) {
+        move_slot<threads>(cache, state, head, h, removed, n - 1);
       }
-      return;
-    }
-    if constexpr (seeks_nearest<Rule>) {
-      if (options.removes) {
-        const remove_predicted<Scalar, Rule, threads> removal{cache, state, from, mine, aligned};
-        return removal(shared, head, h, n, removes ? removed : -1, fresh, next);
-      }
-    }
-    if constexpr (merges_removed<Rule>) {
-      if (removes) {
-        removes = mine.merge_removed(shared.number, shared.best, cache, state, head, h, n, removed);
-      }
-    }
-    if (removes && removed != n - 1) {
-      move_slot<threads>(cache, state, head, h, removed, n - 1);
-    }
-    const index_t left = removes ? n - 1 : n;
-    if constexpr (merges_removed<Rule>) {
-      sync_block();
-      if (options.removes && left <= target) {
-        mine.after_compress(shared.number, shared.best, head, left);
+      left = removes ? n - 1 : n;
+      if constexpr (merges_removed<Rule>) {
+        sync_block();
+        if (options.removes && left <= target) {
+          mine.after_compress(shared.number, shared.best, head, left);
+        }
       }
     }
     if (thread_index() == 0 && fresh) {
       count_slots(cache, h, left);
-    }
-  }
-
-  /// The entry that the third launch removes, and what attention has found of it.
-  template <class Tokens>
-  KVMELD_DEVICE void choose_entry(shared_memory& shared, const Rule& mine, const Tokens& tokens,
-                                  index_t h, index_t n, bool over, bool fresh) const {
-    best_two next;
-    const index_t chosen =
-        over ? mine.choose(shared.sum, shared.best, shared.number, tokens, n, next) : -1;
-    const candidate found =
-        predicts() && chosen >= 0 ? found_in_attention(from, h, n, chosen) : candidate{0};
-    if (predicts() && fresh) {
-      sync_block();  // all have looked it up
-      next.leave_out(chosen);
-      predict_slots(shared, from, h, n, chosen, next);
-    }
-    if (thread_index() == 0) {
-      from.victims[h] = chosen, from.found[h] = found;
     }
   }
 };

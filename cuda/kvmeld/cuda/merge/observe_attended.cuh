@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kvmeld/cuda/merge/observe_and_remove.cuh"
-#include "kvmeld/cuda/search/nearest_tile.cuh"
 
 namespace kvmeld::cuda {
 
@@ -18,6 +17,30 @@ struct step_attention {
 };
 
 namespace detail {
+
+/// Rows that a warp reads at once: `lanes` lanes share one, and every such group has several.
+struct tile_rows {
+  static constexpr index_t many = 4;
+
+  index_t base, end;  ///< of the warp's; of the tile
+  index_t lanes;
+
+  KVMELD_DEVICE index_t slot(index_t u) const { return base + u * (32 / lanes) + lane() / lanes; }
+};
+
+/// `use(rows)` for all rows of a tile, by a block.
+template <class Scalar, index_t Threads, class Use>
+KVMELD_DEVICE void sweep_tile(const slot_tile& tile, index_t dim, Use use) {
+  index_t lanes = 1;
+  while (lanes < 32 && lanes * vector_16<Scalar>::size < dim) {
+    lanes *= 2;
+  }
+  const index_t at_once = 32 / lanes * tile_rows::many;
+  for (index_t base = tile.begin + warp() * at_once; base < tile.end;
+       base += Threads / 32 * at_once) {
+    use(tile_rows{base, tile.end, lanes});
+  }
+}
 
 /// `ℓ_s = scale · q·k_s + log_mass_s` of a share of a head's slots, for `observe_and_remove`, which
 /// makes `exp(ℓ − log-sum-exp)` of them. Reads K once, and from L1 per four query heads.
@@ -105,10 +128,9 @@ void observe_attended(const Rule& rule, const cache_view<Scalar>& cache, const s
          Rule::observes ? extent{cache.blocks(), shares, blocks_of(cache.group, group_block)}
                         : extent{cache.blocks()},
          stream);
-  launch_early(
-      observe_and_remove<Scalar, Rule>{cache, state, partial, rule, options, attended.queries,
-                                       nullptr, nullptr, cache.aligned()},
-      {cache.blocks(), static_cast<unsigned>(partial.tiles)}, stream);
+  launch_early(observe_and_remove<Scalar, Rule>{cache, state, partial, rule, options,
+                                                attended.queries, nullptr, nullptr},
+               {cache.blocks(), static_cast<unsigned>(partial.tiles)}, stream);
 }
 
 }  // namespace detail

@@ -3,24 +3,18 @@
 /// evicted first.
 #pragma once
 
-#include "kvmeld/cuda/merge/predicted_slots.cuh"
+#include "kvmeld/cuda/memory/work_memory.cuh"
 #include "kvmeld/cuda/score/combine_splits.cuh"
 #include "kvmeld/cuda/score/rule.cuh"
 
 namespace kvmeld::cuda::detail {
-
-/// A bit for each of a thread's slots that is protected, which observing does not change: in this
-/// step, and in the next.
-struct protected_bits {
-  unsigned now = 0, next = 0;
-};
 
 /// A thread has every `Threads`-th slot of `own`. It takes as long as its trips to memory that lie
 /// one behind the other, so several slots are asked for at once. Reads 4 · group bytes of logits
 /// and the columns that observing changes, and writes these.
 template <class Scalar, class Rule, index_t Threads>
 struct observe_slots {
-  static constexpr bool evicts_one = Rule::evicts && !shares_entries<Rule>;
+  static constexpr bool evicts_one = Rule::evicts && !always_plans<Rule>;
   static constexpr bool by_slots = Rule::observes && !shares_entries<Rule>;  // each by itself
   static constexpr index_t columns = by_slots ? observed_columns<Rule>() : 0;
   static_assert(
@@ -49,22 +43,17 @@ struct observe_slots {
 
   KVMELD_DEVICE index_t first() const { return own.begin + thread_index(); }
 
-  /// The columns, which attention pushes out of L2, are asked for.
-  KVMELD_DEVICE protected_bits look_ahead() const {
-    protected_bits stay;
-    unsigned bit = 1;
-    head_context later = head;
-    ++later.newest;
+  /// A bit for each of the thread's slots that is protected, which observing does not change. The
+  /// columns, which attention pushes out of L2, are asked for.
+  KVMELD_DEVICE unsigned look_ahead() const {
+    unsigned stay = 0, bit = 1;
     for (index_t s = first(); s < own.end; s += Threads, bit *= 2) {
       KVMELD_ROLLED
       for (index_t c = 0; c < Rule::columns; ++c) {
         prefetch(&head.column(c, s));
       }
       if constexpr (evicts_one) {
-        stay.now |= rule.is_protected(head, s) ? bit : 0U;
-      }
-      if constexpr (seeks_nearest<Rule>) {
-        stay.next |= rule.is_protected(later, s) ? bit : 0U;
+        stay |= rule.is_protected(head, s) ? bit : 0U;
       }
     }
     return stay;
@@ -104,11 +93,9 @@ struct observe_slots {
     }
   }
 
-  /// The first candidate to be evicted now, 0: none. `next`: those of the next step. `held`: of the
-  /// thread's first slots, logits too.
+  /// The first candidate to be evicted, 0: none. `held`: of the thread's first slots, logits too.
   template <class Softmax>
-  KVMELD_DEVICE candidate operator()(Softmax& softmax, protected_bits stay, numbers& held,
-                                     best_two& next) const {
+  KVMELD_DEVICE candidate operator()(Softmax& softmax, unsigned stay, numbers& held) const {
     candidate best = 0;
     KVMELD_ROLLED
     for (index_t s = first(); s < own.end; s += at_once * Threads) {
@@ -127,13 +114,10 @@ struct observe_slots {
           const unsigned order = observe(softmax, held, slot, u, a[u]);
           if constexpr (evicts_one) {
             const candidate c = least_candidate(order, slot);
-            best = stay.now % 2 == 0 && c > best ? c : best;
-            if constexpr (seeks_nearest<Rule>) {
-              next.take(stay.next % 2 == 0 ? c : candidate{0});
-            }
+            best = stay % 2 == 0 && c > best ? c : best;
           }
         }
-        stay.now /= 2, stay.next /= 2;
+        stay /= 2;
       }
     }
     return best;

@@ -21,6 +21,7 @@ struct join_all {
 /// Those at or above a similarity.
 struct join_above {
   float similarity;
+  bool fills_gap = false;  ///< of `make_rows`
 
   template <class Scalar, index_t Threads>
   KVMELD_DEVICE float threshold(of_warps<double, Threads>&, const cache_view<Scalar>&,
@@ -33,6 +34,9 @@ struct join_above {
 /// are sorted by anchor, the anchor before its others, and those ascending, as
 /// `kvmeld::for_each_row` has them. Every weight is 1 and every log-mass the anchor's: `weigh_rows`
 /// comes after. The lists are scratch then.
+///
+/// Where `join.fills_gap` and one slot goes, the row of the last is in its place, as a step of the
+/// library's has it: of the others none moves.
 template <class Scalar, class Join>
 struct make_rows {
   static constexpr index_t threads = 512;
@@ -58,6 +62,10 @@ struct make_rows {
     index_t* const into = from.into + cache.slot(h, 0);
     index_t* const order = from.kept + cache.slot(h, 0);
     index_t* const spare = from.removed + cache.slot(h, 0);
+    index_t gap = n;
+    if constexpr (requires { join.fills_gap; }) {
+      gap = join.fills_gap && from.removed_count[h] == 1 ? spare[0] : n;
+    }
     send(h, join.threshold(shared.sum, cache, from, state, h));
     sync_block();
     index_t goes = 0;
@@ -79,10 +87,11 @@ struct make_rows {
     }
     goes = block_sum(shared.sort.number, goes);
     const auto key = [&](index_t s) {
-      const index_t to = into[s] & ~keep_evict_partition::fresh;
+      const index_t anchor = into[s] & ~keep_evict_partition::fresh,
+                    to = gap < n && anchor == n - 1 ? gap : anchor;
       return into[s] == keep_evict_partition::evicted
                  ? 2U * static_cast<unsigned>(n)
-                 : 2U * static_cast<unsigned>(to) + (to == s ? 0U : 1U);
+                 : 2U * static_cast<unsigned>(to) + (anchor == s ? 0U : 1U);
     };
     const index_t* const sorted =
         block_sort(shared.sort, order, spare, n, 2U * static_cast<unsigned>(n), key);

@@ -3,17 +3,15 @@
 #pragma once
 
 #include "kvmeld/cuda/memory/plan_memory.cuh"
-#include "kvmeld/cuda/merge/remove_into_nearest.cuh"
-#include "kvmeld/cuda/merge/slot_removals.cuh"
 #include "kvmeld/cuda/policies/device_policy.cuh"
 #include "kvmeld/cuda/policies/evicting_rules.cuh"
 #include "kvmeld/policies/d2o.hpp"
 
 namespace kvmeld::cuda {
 
-/// D2O: sums as H2O's; an evicted slot merges into the nearest of all others by cosine, or is lost.
+/// D2O: sums as H2O's; an evicted slot merges into the nearest that stays by cosine, or is lost.
 struct d2o_rule : sum_rule {
-  static constexpr bool merges = true, nearest = true;
+  static constexpr bool merges = true, always_plans = true;
   enum memory_name : index_t { threshold, has_threshold };
   static constexpr float own_weight = 2.718281828F;  // exp of a key's similarity to itself
   float beta = 0.7F;
@@ -27,20 +25,6 @@ struct d2o_rule : sum_rule {
         beta, m, head.memory[has_threshold] != 0, head.memory[threshold],
         [](float a, float b, float c) { return multiply_add(a, b, c); });
   }
-  /// Eqs. 10–12 for one removed slot. By a block; the threshold is remembered.
-  template <class Scalar>
-  KVMELD_DEVICE detail::joining join_nearest(const cache_view<Scalar>& cache,
-                                             const head_context& head, index_t h, index_t into,
-                                             index_t, float cosine) const {
-    const float now = next_threshold(head, cosine);
-    sync_block();  // all have read the old one
-    if (thread_index() == 0 && cosine == cosine) {
-      head.memory[threshold] = now, head.memory[has_threshold] = 1;
-    }
-    const float theirs = exponential(cosine), z = own_weight + theirs;
-    const detail::two_weights both{own_weight / z, theirs / z};
-    return {!(cosine < now), both, both, cache.log_mass_of(h)[into]};
-  }
 };
 
 namespace detail {
@@ -49,6 +33,7 @@ namespace detail {
 /// slots, and is remembered.
 struct join_above_mean {
   d2o_rule rule;
+  bool fills_gap;  ///< of `make_rows`
 
   template <class Scalar, index_t Threads>
   KVMELD_DEVICE float threshold(of_warps<double, Threads>& shared, const cache_view<Scalar>& cache,
@@ -107,16 +92,10 @@ struct device_policy<d2o> : evicting_policy {
                    const head_budgets& limits, const detail::plan_memory& work, stream stream) {
     detail::select_into(work.divided, rule, cache, state, limits, stream);
     detail::match_divided(cosine_similarity{}, cache, work, stream);
-    detail::write_rows(cache, state, work.divided, work.plan, detail::join_above_mean{rule},
-                       detail::absorb_weights{work.divided.similarity}, limits.most_target(),
-                       stream);
+    detail::write_rows(
+        cache, state, work.divided, work.plan, detail::join_above_mean{rule, limits.has_triggers()},
+        detail::absorb_weights{work.divided.similarity}, limits.most_target(), stream);
     apply(work.plan, cache, state, stream);
-  }
-  template <class Scalar>
-  static void remove_one(const d2o_rule& rule, const cache_view<Scalar>& cache,
-                         const state_view& state, const head_budgets&,
-                         const detail::step_memory<d2o_rule>& work, stream stream) {
-    detail::remove_nearest(rule, cache, state, work.partial, stream);
   }
 };
 

@@ -35,12 +35,12 @@ namespace kvmeld::cuda {
 ///                                   a prompt's attention into the state's columns, for rules that
 ///                                   observe, or that say `observes_prompts`
 ///     plan(rule, cache, state, head_budgets, plan_memory, stream)
-///                                   brings the heads that reach their budgets to the targets
+///                                   brings the heads that reach their budgets to the targets:
+///                                   after a prompt, and in steps with a later trigger. Where the
+///                                   rule says `always_plans`, in all steps; else a step with
+///                                   trigger = target + 1 removes the slot of lowest order itself
 ///     plan_prompt(policy, rule, cache, state, queries, head_budgets, plan_memory, stream)
 ///                                   the same after a prompt. Default: `plan`
-///     remove_one(rule, cache, state, head_budgets, step_memory, stream)
-///                                   a step's launches after the second, which remove one slot.
-///                                   Default: the second launch removes it
 template <class Policy>
 struct device_policy;
 

@@ -4,7 +4,6 @@
 
 #include "kvmeld/cuda/policies/device_policy.cuh"
 #include "kvmeld/cuda/policies/ems/plans.cuh"
-#include "kvmeld/cuda/policies/ems/step.cuh"
 #include "kvmeld/policies/ems.hpp"
 
 namespace kvmeld::cuda {
@@ -41,12 +40,6 @@ struct device_policy<ems> {
                           const head_budgets& limits, const detail::ems_plan_memory& work,
                           stream stream) {
     detail::merge_entries(rule, cache, state, limits, true, work, stream);
-  }
-  template <class Scalar>
-  static void remove_one(const ems_rule& rule, const cache_view<Scalar>& cache,
-                         const state_view& state, const head_budgets&,
-                         const detail::step_memory<ems_rule>& work, stream stream) {
-    detail::remove_entry(rule, cache, state, work, stream);
   }
 };
 

@@ -6,7 +6,6 @@
 #include "kvmeld/cuda/memory/plan_memory.cuh"
 #include "kvmeld/cuda/merge/apply.cuh"
 #include "kvmeld/cuda/merge/drop_rows.cuh"
-#include "kvmeld/cuda/merge/remove_into_nearest.cuh"
 #include "kvmeld/cuda/merge/weigh_rows.cuh"
 #include "kvmeld/cuda/policies/device_policy.cuh"
 #include "kvmeld/cuda/policies/keepkv/estimates.cuh"
@@ -62,7 +61,8 @@ struct device_policy<keepkv> {
                    const detail::plan_memory& work, stream stream) {
     detail::select_into(work.divided, rule, cache, state, limits, stream);
     detail::match_divided(cosine_similarity{}, cache, work, stream);
-    detail::write_rows(cache, state, work.divided, work.plan, detail::join_above{rule.similarity},
+    detail::write_rows(cache, state, work.divided, work.plan,
+                       detail::join_above{rule.similarity, limits.has_triggers()},
                        detail::vote_weights{}, limits.most_target(), stream);
     apply(work.plan, cache, state, stream);
   }
@@ -76,12 +76,6 @@ struct device_policy<keepkv> {
     } else {
       plan(rule, cache, state, limits, work, stream);
     }
-  }
-  template <class Scalar>
-  static void remove_one(const keepkv_rule& rule, const cache_view<Scalar>& cache,
-                         const state_view& state, const head_budgets&,
-                         const detail::step_memory<keepkv_rule>& work, stream stream) {
-    detail::remove_nearest(rule, cache, state, work.partial, stream);
   }
 };
 

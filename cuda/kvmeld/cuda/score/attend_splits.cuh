@@ -201,28 +201,22 @@ bool rows_aligned(const attention_call<Scalar, Masses>& call) {
 }
 
 /// Can the tensor cores take these rows?
-template <class Scalar>
-bool fits_tiles(const cache_view<Scalar>& cache) {
-  return sizeof(Scalar) == 2 && cache.dim % 8 == 0 && cache.aligned();
-}
 template <class Scalar, class Masses>
 bool fits_tiles(const attention_call<Scalar, Masses>& call) {
-  return fits_tiles(call.cache) && rows_aligned(call) &&
+  return sizeof(Scalar) == 2 && call.cache.dim % 8 == 0 && rows_aligned(call) &&
          reinterpret_cast<std::uintptr_t>(call.queries) % 4 == 0;
 }
 
-template <template <class, index_t> class Compared, class Scalar, class Masses>
+template <class Scalar, class Masses>
 void attend_on_tiles(const attention_call<Scalar, Masses>& call, stream stream) {
   const extent blocks{call.cache.blocks(), blocks_of(call.to.splits)};
   with_depth<64, 128, 256>(call.cache.dim, [&](auto depth) {
     if (call.cache.group <= 8) {
-      launch(attend_tiles<Scalar, decltype(depth)::value, 1, Masses, Compared>{call}, blocks,
-             stream);
+      launch(attend_tiles<Scalar, decltype(depth)::value, 1, Masses>{call}, blocks, stream);
       return;
     }
     for (index_t g = 0; g < call.cache.group; g += group_block) {
-      launch(attend_tiles<Scalar, decltype(depth)::value, 2, Masses, Compared>{call, g}, blocks,
-             stream);
+      launch(attend_tiles<Scalar, decltype(depth)::value, 2, Masses>{call, g}, blocks, stream);
     }
   });
 }
@@ -235,18 +229,11 @@ void attend_sweeps(const attention_call<Scalar, Masses>& call, stream stream) {
          {call.cache.blocks(), blocks_of(call.to.splits), sweeps}, stream);
 }
 
-/// `Compared`: what is most like each of `call.to.predicted` too, where that is not null; the
-/// tensor cores must be able to take the rows then.
-template <template <class, index_t> class Compared, class Scalar, class Masses>
+template <class Scalar, class Masses>
 void attend_splits(const attention_call<Scalar, Masses>& call, stream stream) {
   if constexpr (sizeof(Scalar) == 2) {
-    if constexpr (Compared<Scalar, 64>::compares) {
-      if (call.to.predicted != nullptr) {
-        return attend_on_tiles<Compared>(call, stream);
-      }
-    }
     if (fits_tiles(call)) {
-      return attend_on_tiles<nothing_compared>(call, stream);
+      return attend_on_tiles(call, stream);
     }
   } else if constexpr (!narrow_rows<Scalar>) {
     if (call.cache.dim > 128) {

@@ -2,10 +2,8 @@
 /// Decode attention on tensor cores, for rows of 16-bit elements at multiples of 16 bytes.
 #pragma once
 
-#include <type_traits>  // std::conditional_t
-
 #include "kvmeld/cuda/score/attention_call.cuh"
-#include "kvmeld/cuda/score/tile_cosines.cuh"
+#include "kvmeld/cuda/score/warp_tile.cuh"
 
 namespace kvmeld::cuda::detail {
 
@@ -21,31 +19,17 @@ namespace kvmeld::cuda::detail {
 /// P goes in two 16-bit parts, what they round to and the rest, which is as good as float. K and V
 /// are read once and need not stay in L2, so that the logits may. Up to `Depth` dims, `Eights` · 8
 /// query heads. Reads 2 · dim · 2 + 4 bytes a slot, writes 4 · group of logits.
-///
-/// `Compared`: what of the cached slots is most like each of `call.to.predicted` too, from the same
-/// tiles: by keys, `nearest_in_tiles`, or by keys and values, `centres_in_tiles`. The predicted
-/// slots' rows lie in shared memory.
-template <class Scalar, index_t Depth, index_t Eights, class Masses,
-          template <class, index_t> class Compared = nothing_compared>
+template <class Scalar, index_t Depth, index_t Eights, class Masses>
 struct attend_tiles {
   static constexpr index_t warps = Depth > 128 ? 2 : 4, threads = 32 * warps;
-  using compared = Compared<Scalar, Depth>;
-  static constexpr index_t resident =
-      (Depth > 64 ? 3 : 5) - (compared::compares && Eights > 1 ? 1 : 0);
+  static constexpr index_t resident = Depth > 64 ? 3 : 5;
   static constexpr index_t stages = 2;         // tiles of a ring
   static constexpr index_t turn = 16 * warps;  // slots
   static constexpr index_t queries = 8 * Eights, pitch = Depth + 4;
   using rows = warp_tile<Scalar, Depth>;
   static constexpr index_t tile = rows::size;  // elements of K or V
   using tile_array = shared_array<Scalar, warps * stages * 2 * tile>;
-  template <class C>
-  struct compared_memory {
-    shared_array<Scalar, C::size> predicted;
-    shared_array<candidate, warps * compared_rows> best;
-  };
-  struct no_memory {};
-  struct shared_memory
-      : std::conditional_t<compared::compares, compared_memory<compared>, no_memory> {
+  struct shared_memory {
     shared_union<tile_array, shared_array<float, warps * queries * pitch>> tiles;
     shared_array<float, warps * queries> max, sum;
   };
@@ -65,11 +49,6 @@ struct attend_tiles {
     const auto keys = call.cache.keys.of(share.head), values = call.cache.values.of(share.head);
     const index_t ring = warp() * stages * 2 * tile, first = share.begin + warp() * 16;
     const index_t end = share.end_in_cache();
-    [[maybe_unused]] compared like;
-    if constexpr (compared::compares) {
-      like.begin(shared.predicted, call.cache, share.head,
-                 [&](index_t r) { return call.to.predicted_slot(share.head, r, share.cached); });
-    }
     KVMELD_UNROLL
     for (index_t i = 0; i < stages - 1; ++i) {
       load(shared.tiles.first, ring + i * 2 * tile, keys, values, end, first + i * turn);
@@ -94,33 +73,17 @@ struct attend_tiles {
       return s < end ? call.cache.log_mass_of(share.head)[s] : 0.0F;
     };
     float next_mass = mass_of(first);
-    if constexpr (compared::compares) {
-      wait_async<stages - 1>();
-      sync_block();  // the predicted rows are there
-      like.measure(shared.predicted);
-    }
-    const auto position_of = [&](index_t s0) {  // likewise
-      const index_t s = s0 + lane() % 16;
-      return compared::of_values && s < end ? call.cache.position_of(share.head)[s] : 0;
-    };
-    index_t next_position = position_of(first);
     index_t stage = 0;
     for (index_t s0 = first; s0 < end; s0 += turn) {
       const float mass = next_mass;
       next_mass = mass_of(s0 + turn);
-      [[maybe_unused]] const index_t position = next_position;
-      next_position = position_of(s0 + turn);
       const index_t free = stage == 0 ? stages - 1 : stage - 1;
       load(shared.tiles.first, ring + free * 2 * tile, keys, values, end, s0 + (stages - 1) * turn);
       wait_async<stages - 1>();
       sync_warp();  // every lane's part of the tile is there
       const index_t at = ring + stage * 2 * tile;
       float x[Eights][4] = {};
-      typename compared::products of_keys;
-      multiply_keys(shared, at, q, x, of_keys);
-      if constexpr (compared::compares) {
-        like.take_keys(of_keys, s0, end);
-      }
+      multiply_keys(shared, at, q, x);
       make_logits(share, end, s0, mass, x);
       KVMELD_UNROLL
       for (index_t t = 0; t < Eights; ++t) {
@@ -128,26 +91,15 @@ struct attend_tiles {
       }
       add_values(out, x, shared.tiles.first,
                  [&](index_t row, index_t pack) { return at + tile + rows::place(row, pack); });
-      if constexpr (compared::of_values) {
-        const index_t newest = call.cache.next_position[share.head];
-        like.take_values(shared.predicted, shared.tiles.first, at + tile, s0, end, position,
-                         [&](index_t its) { return call.masses.is_centre(its, newest); });
-      }
       sync_warp();  // the tile may be overwritten
       stage = stage == stages - 1 ? 0 : stage + 1;
     }
     wait_async<0>();
     sync_block();
     write(shared, out, max, sum);
-    if constexpr (compared::compares) {
-      like.write(shared.best, warp() * compared_rows);
-    }
     sync_block();
     call.template combine_warps<warps, queries, pitch>(shared.max, shared.sum, shared.tiles.then,
                                                        share, g0);
-    if constexpr (compared::compares) {
-      write_best_of_warps<warps>(shared.best, call.to.nearest_of(share.split));
-    }
   }
 
   /// Weights from logits, in place, by a new maximum. A lane's sum is of its own slots.
@@ -222,17 +174,13 @@ struct attend_tiles {
   /// `x`: of slots lane / 4 (elements 0 and 1) and 8 further on.
   KVMELD_DEVICE static void multiply_keys(shared_memory& shared, index_t at,
                                           const unsigned (&q)[Eights][Depth / 16][2],
-                                          float (&x)[Eights][4],
-                                          [[maybe_unused]] typename compared::products& of_keys) {
+                                          float (&x)[Eights][4]) {
     KVMELD_UNROLL
     for (index_t d = 0; d < Depth / 16; ++d) {
       const auto a = rows::left(shared.tiles.first, at, d);
       KVMELD_UNROLL
       for (index_t t = 0; t < Eights; ++t) {
         mma_16x8x16<Scalar>(x[t], a.of, q[t][d]);
-      }
-      if constexpr (compared::compares) {
-        compared::multiply_keys(of_keys, shared.predicted, d, a);
       }
     }
   }

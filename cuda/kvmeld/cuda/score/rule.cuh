@@ -72,7 +72,7 @@ constexpr index_t observed_columns() {
   }
 }
 
-/// Does a rule have no cheap way to remove one slot?
+/// Do all steps make plans? Other rules have the slot of lowest order removed where one goes.
 template <class Rule>
 inline constexpr bool always_plans = requires {
   Rule::always_plans;
@@ -91,27 +91,16 @@ inline constexpr bool seeks_logits = requires(const Rule& rule, float x) {
   rule.observe_logits(x, &x, x);
 };
 
-/// Does a removed slot merge into the nearest of all others by cosine? `rule.join_nearest` says
-/// how.
-template <class Rule>
-inline constexpr bool seeks_nearest = requires {
-  Rule::nearest;
-};
-
 /// Do a rule's kernels read rows of `Scalar`? Those that compare or merge rows read no narrow ones.
 template <class Rule, class Scalar>
 inline constexpr bool reads_rows = !narrow_rows<Scalar> || !Rule::merges;
 
-/// Do tokens share entries? Then `rule.masses` is their attention, `rule.observe_entry` observes
-/// them, and launches of their own remove a slot.
+/// Do tokens share entries? Then `rule.masses` is their attention, and `rule.observe_entry`
+/// observes them.
 template <class Rule>
 inline constexpr bool shares_entries = requires {
   Rule::shares;
 };
-
-/// Does a step predict which slots the next one may evict?
-template <class Rule>
-inline constexpr bool predicts_evicted = seeks_nearest<Rule> || shares_entries<Rule>;
 
 /// Does a rule remember the steps' queries (`rule.remember`)?
 template <class Rule>

@@ -4,10 +4,14 @@
 
 #include "kvmeld/cuda/merge/weigh_rows.cuh"
 #include "kvmeld/cuda/policies/ems/rule.cuh"
-#include "kvmeld/cuda/score/compared_in_tiles.cuh"
 #include "kvmeld/cuda/search/similarities.cuh"
 
 namespace kvmeld::cuda::detail {
+
+/// Eq. 5: R = cos(k_a, k_b) · cos(v_a, v_b) from the two, negative when both are.
+KVMELD_HD inline float redundancy(float keys, float values) {
+  return keys < 0 && values < 0 ? -keys * values : keys * values;
+}
 
 /// Eq. 5, of rows of the cache or of `Row`s made of them. A block keeps keys and values of a tile
 /// of removed entries, and those of centres, in the order of positions, stream by; a lane keeps the

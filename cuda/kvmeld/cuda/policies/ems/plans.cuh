@@ -45,7 +45,7 @@ void observe_tokens(const ems_rule& rule, const cache_view<Scalar>& cache, const
   with_depth<128, 256>(cache.dim, [&](auto depth) {
     using log_sums =
         query_log_sums<Scalar, decltype(depth)::value, query_rows<Scalar>, entry_masses>;
-    launch(log_sums{cache, reach, log_sum_exp, aligned, {state, places, rule.sinks, rule.window}},
+    launch(log_sums{cache, reach, log_sum_exp, aligned, {state, places}},
            {heads, blocks_of(cache.group), blocks_of(reach.count, log_sums::shape::rows)}, stream);
   });
   using credit = credit_tokens<Scalar>;
@@ -86,7 +86,8 @@ void merge_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const 
           {cache, state, rule, limits, own, prompt}, {cache, state, rule, limits, own, d, prompt}},
       heads, stream);
   match_entries(rule, cache, own, d, stream);
-  write_rows(cache, state, d, work.plan, join_above{rule.threshold},
+  write_rows(cache, state, d, work.plan,
+             join_above{rule.threshold, rule.with_position && limits.has_triggers()},
              entry_weights{own.weight, own.key_length}, limits.most_target(), stream);
   launch(carry_entries<Scalar>{cache, state, rule, work.plan, own}, heads, stream);
   apply(work.plan, cache, state, stream);

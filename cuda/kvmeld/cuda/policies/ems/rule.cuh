@@ -13,20 +13,18 @@ namespace detail {
 struct ems_plan_memory;
 }  // namespace detail
 
-/// EMS: tokens that are alike share one entry (a slot), each with its own norm and scores. A slot's
-/// order depends on all tokens, so that launches of their own remove it.
+/// EMS: tokens that are alike share one entry (a slot), each with its own norm and scores.
 struct ems_rule {
   static constexpr index_t columns = 5;
-  static constexpr bool observes = true, evicts = true, merges = true, shares = true,
-                        plain_attention = true;
+  static constexpr bool observes = true, evicts = true, merges = true, always_plans = true,
+                        shares = true, plain_attention = true;
   using plan_memory = detail::ems_plan_memory;
   group_combine combine = group_combine::sum;
   index_t sinks = 4, window = 32, kernel = 7;
   float gamma = 4, threshold = 0.6F;
   bool with_position = true;
   index_t table = 0;
-  rope_params turn = {};               ///< without position only
-  detail::entry_scratch scratch = {};  ///< of a step
+  rope_params turn = {};  ///< without position only
 
   /// (γ − 1) times so many, rounded.
   KVMELD_HD double beyond(index_t slots) const {
@@ -47,8 +45,6 @@ struct ems_rule {
     return beyond(slots) < places ? static_cast<index_t>(beyond(slots)) : places;
   }
 
-  /// Keys compared as they were before RoPE take a plan.
-  bool takes_plans() const { return !with_position; }
   /// Does this query fill the window?
   KVMELD_DEVICE bool full(const head_context& head) const {
     return head.memory[0] + 1 >= static_cast<float>(window);
@@ -62,7 +58,7 @@ struct ems_rule {
   }
   /// The mass function of attention.
   KVMELD_HD detail::entry_masses masses(const state_view& state, index_t slots) const {
-    return {state, places(slots), sinks, window};
+    return {state, places(slots)};
   }
   template <class Scalar>
   KVMELD_DEVICE detail::entry_table tokens_of(const cache_view<Scalar>& cache,
@@ -96,18 +92,6 @@ struct ems_rule {
                     fills);
     });
   }
-  /// The slot of a head's `n` that a step removes, by a block, when all of them are observed.
-  /// `next`: of the thread's slots, those that the next step would evict.
-  template <index_t Threads>
-  KVMELD_DEVICE index_t choose(of_warps<double, Threads>& sum, of_warps<candidate, Threads>& best,
-                               of_warps<index_t, Threads>& number,
-                               const detail::entry_table& tokens, index_t n,
-                               detail::best_two& next) const {
-    const head_context& head = tokens.head;
-    detail::score_tokens(sum, tokens, scratch, head.head, n);
-    return detail::latest_least(best, number, head.position, scratch.weight + head.first, n,
-                                {sinks, window, head.newest}, next);
-  }
 };
 
 }  // namespace kvmeld::cuda
@@ -137,10 +121,6 @@ struct ems_plan_memory : plan_memory {
 
   void allocate(workspace_allocator& from, const ems_rule& rule, const work_shape& shape) {
     plan_memory::allocate(from, rule, shape);
-    allocate_scratch(from, rule, shape);
-  }
-  /// What a step works in that makes no plans.
-  void allocate_scratch(workspace_allocator& from, const ems_rule& rule, const work_shape& shape) {
     entries = allocate_entries(from, rule, shape);
   }
 };

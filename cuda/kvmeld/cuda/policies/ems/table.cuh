@@ -81,25 +81,6 @@ struct entry_table {
 
   // What follows is for one thread, or for one a row.
 
-  /// Takes the token behind `token` out of the table.
-  KVMELD_DEVICE void remove_after(index_t token) const {
-    const index_t taken = after(token);
-    const float link = at(next, token);
-    at(next, token) = at(next, taken);
-    at(next, taken) = counted(free);
-    counted(free) = link;
-    counted(sharing) -= 1;
-  }
-  /// A free place.
-  KVMELD_DEVICE index_t take_place() const {
-    counted(sharing) += 1;
-    const index_t token = token_of(counted(free));
-    if (token != none) {
-      counted(free) = at(next, token);
-      return token;
-    }
-    return slots + static_cast<index_t>(counted(used)++);
-  }
   /// The centre `s` as it is, in place `token` behind `end`, and its list behind that; without a
   /// place the list alone. Returns the last then.
   KVMELD_DEVICE index_t join(index_t end, index_t s, index_t token) const {
@@ -145,12 +126,6 @@ KVMELD_DEVICE __attribute__((noinline)) inline float entry_log_sum(const entry_t
 struct entry_masses {
   state_view state;
   index_t places;
-  index_t sinks, window;
-
-  /// May other entries join that of the token at this position? The newest is always in the window.
-  KVMELD_DEVICE bool is_centre(index_t position, index_t newest) const {
-    return !protection{sinks, window, newest}(position);
-  }
 
   template <class Scalar>
   KVMELD_DEVICE float operator()(const cache_view<Scalar>& cache, index_t h, index_t s, float dot,

@@ -2,7 +2,7 @@
 /// EMS: the scores of tokens, and the weights of the entries that they share. By a block.
 #pragma once
 
-#include "kvmeld/cuda/merge/predicted_slots.cuh"
+#include "kvmeld/cuda/device/block_collectives.cuh"
 #include "kvmeld/cuda/policies/ems/table.cuh"
 
 namespace kvmeld::cuda::detail {
@@ -59,31 +59,6 @@ KVMELD_DEVICE void score_tokens(of_warps<double, Threads>& shared, const entry_t
     const float glo = tokens.at(entry_table::all, t) * scale, loc = local_score(tokens, t);
     return score[t] = glo < loc ? loc : glo;
   });
-}
-
-/// The slot of least weight that may be evicted, among equals the latest; −1: none. `next`: of the
-/// thread's slots, those that the next step would evict. A thread sees weights of its own sums.
-template <index_t Threads>
-KVMELD_DEVICE index_t latest_least(of_warps<candidate, Threads>& best,
-                                   of_warps<index_t, Threads>& number, const index_t* position,
-                                   const float* weight, index_t n, const protection& now,
-                                   best_two& next) {
-  const protection later{now.sinks, now.recent, now.newest + 1};
-  candidate mine = 0;
-  index_t own = -1;
-  KVMELD_ROLLED
-  for (index_t s = thread_index(); s < n; s += Threads) {
-    if (!later(position[s])) {
-      next.take(least_candidate(ordered(weight[s]), s));
-    }
-    if (!now(position[s])) {
-      const candidate c = least_candidate(ordered(weight[s]), position[s]);
-      own = c > mine ? s : own;
-      mine = c > mine ? c : mine;
-    }
-  }
-  const candidate least = block_max(best, mine);
-  return block_max(number, own >= 0 && mine == least ? own : -1);
 }
 
 }  // namespace kvmeld::cuda::detail

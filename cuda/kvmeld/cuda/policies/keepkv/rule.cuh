@@ -2,16 +2,15 @@
 /// KeepKV as the kernels know it: votes, estimates, and the merge of slots by both.
 #pragma once
 
-#include "kvmeld/cuda/merge/slot_removals.cuh"
 #include "kvmeld/cuda/score/rule.cuh"
 
 namespace kvmeld::cuda {
 
 /// KeepKV: log-mass (votes) and the estimate S of ln mean_g exp(scale · q_g·k), by a moving average
-/// with its weight W; an evicted slot merges into the nearest of all others by cosine, or is lost.
+/// with its weight W; an evicted slot merges into the nearest that stays by cosine, or is lost.
 struct keepkv_rule {
   static constexpr index_t columns = 2, observed_columns = 2;
-  static constexpr bool observes = true, evicts = true, merges = true, nearest = true;
+  static constexpr bool observes = true, evicts = true, merges = true, always_plans = true;
   enum column_name : index_t { log_score, weight_sum };
   group_combine combine = group_combine::sum;
   index_t sinks = 4;
@@ -51,11 +50,6 @@ struct keepkv_rule {
   KVMELD_DEVICE unsigned order(const head_context& head, index_t s) const {
     return ordered(head.log_mass[s] + estimate(head, s));
   }
-  /// The merge of two slots. By a block; the merged slot's estimate is written.
-  template <class Scalar>
-  KVMELD_DEVICE detail::joining join_nearest(const cache_view<Scalar>& cache,
-                                             const head_context& head, index_t h, index_t into,
-                                             index_t removed, float cosine) const;
 };
 
 namespace detail {
@@ -142,25 +136,5 @@ struct vote_weights {
 };
 
 }  // namespace detail
-
-template <class Scalar>
-KVMELD_DEVICE detail::joining keepkv_rule::join_nearest(const cache_view<Scalar>&,
-                                                        const head_context& head, index_t,
-                                                        index_t into, index_t removed,
-                                                        float cosine) const {
-  const auto same = [](double x) { return x; };
-  const auto made = detail::vote_merge::of(
-      head, [&](auto take) { take(into), take(removed); }, same, same);
-  const detail::two_weights values{made.share(head, into), made.share(head, removed)};
-  const detail::joining how{cosine >= similarity,
-                            {made.key_scale * values.kept, made.key_scale * values.removed},
-                            values,
-                            made.log_mass};
-  sync_block();  // all have read the members' estimates
-  if (thread_index() == 0 && how.joins) {
-    head.column(log_score, into) = made.score();
-  }
-  return how;
-}
 
 }  // namespace kvmeld::cuda
