@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Selecting and applying for each scalar, as nvcc compiles them for the hardware on every commit.
+// Selecting, applying and saving for each scalar, as nvcc compiles them for the hardware on every
+// commit.
 #include "kvmeld/cuda/merge/apply.cuh"
 #include "kvmeld/cuda/policies/evicting_rules.cuh"
 #include "kvmeld/cuda/search/select.cuh"
+#include "kvmeld/cuda/state.cuh"
 #include "kvmeld/cuda/view.cuh"
 
 namespace kvmeld::cuda {
@@ -13,6 +15,8 @@ struct every_kernel {
                    stream stream) {
     apply(plan, cache, state, stream);
     free_pages(cache, 0, nullptr, nullptr, nullptr, stream);
+    save_to_pages(cache, state, {}, nullptr, stream);
+    load_from_pages(cache, state, {}, nullptr, stream);
     select(position_rule{}, cache, state, {}, plan, stream);
     select(sum_rule{}, cache, state, {}, plan, stream);
     select(window_rule{}, cache, state, {}, plan, stream);

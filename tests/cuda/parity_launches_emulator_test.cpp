@@ -123,6 +123,25 @@ TEST_CASE("a step of an engine's own attention takes two launches") {
   CHECK(launches(d2o{}) == 2 + launches_of_plan(d2o{}));
 }
 
+TEST_CASE("heads are saved in one launch, and loaded in one") {
+  device_cache<float> kv({.heads = 2, .capacity = 33}, {32, 7}, 1, {slot_reduce::sum});
+  device_buffer<std::uint32_t> pool(std::size_t{256});
+  device_buffer<index_t> table(std::vector<index_t>{1, 0}), words(2);
+  const saved_pages pages{.data = pool.data(),
+                          .row = 1,
+                          .heads = 1,
+                          .table = table.data(),
+                          .pages = 1,
+                          .slots = 128,
+                          .page = 128};
+  const emulator::traffic counted;
+  save_to_pages(kv.view(), kv.state, pages, words.data(), order());
+  CHECK(counted.launches == 1);
+  load_from_pages(kv.view(), kv.state, pages, words.data(), order());
+  CHECK(counted.launches == 2);
+  CHECK((words[0] == 3 + 32 * 3 && words[1] == 3 + 7 * 3));
+}
+
 /// Launches and blocks of a step of `view`'s heads, which hold 64 slots each, their target.
 std::pair<index_t, std::int64_t> step_of(device_cache<half>& kv, const cache_view<half>& view) {
   for (index_t h = 0; h < view.heads; ++h) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-/// A policy's state in device memory.
+/// A policy's state in device memory, and in pages while its requests wait.
 #pragma once
 
+#include "kvmeld/cuda/memory/saved_heads.cuh"
 #include "kvmeld/cuda/memory/view.cuh"
 #include "kvmeld/cuda/policies/device_policy.cuh"
 

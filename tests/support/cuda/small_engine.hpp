@@ -2,6 +2,7 @@
 /// A small serving engine: continuous batching over a pool of pages, as the tests call it.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -28,26 +29,32 @@ struct count_event {
 #endif
 };
 
-/// An engine of three requests: a pool of pages, prompts of several lengths in one call, and steps
-/// of whichever requests run, in places for all. It knows of lengths what `free_pages` has told it.
+/// An engine of three requests, two of which run: a pool of pages, prompts of several lengths in
+/// one call, and steps of whichever requests have a place, which is two heads of the cache. It
+/// knows of lengths what `free_pages` has told it. A request that waits is in pages of the pool
+/// alone, its rows and all else.
 template <class Policy>
 struct engine {
-  static constexpr index_t requests = 3, kv_heads = 2, group = 2, dim = 32, page = 4, of_table = 16,
-                           in_pool = 21, row = kv_heads * dim, heads = requests * kv_heads,
-                           longest = 45, ahead = 3;
+  static constexpr index_t requests = 3, places = 2, kv_heads = 2, group = 2, dim = 32, page = 4,
+                           of_table = 16, in_pool = 44, row = kv_heads * dim,
+                           heads = places * kv_heads, longest = 45, ahead = 3,
+                           page_words = page * dim / 2;  // of a head, in a page of keys
   using calls = policy_calls<Policy, half>;
+  struct request {
+    index_t place = -1;
+    index_t tokens = 0;
+    std::vector<index_t> rows, saved;  // its pages of rows; of what else there is while it waits
+    std::vector<float> out;
+  };
   Policy policy;
   budget limit;
   device_buffer<half> keys, values;  // [pages, page, kv_heads, dim]
-  device_buffer<index_t> table, length, next_position, position, list, counts, indptr;
+  device_buffer<index_t> table, saved_table, length, next_position, position, list, counts, indptr,
+      words;
   device_buffer<float> log_mass;
-  std::vector<index_t> pool,
-      held = std::vector<index_t>(requests);   // free pages; pages of requests
-  index_t on_host[requests] = {}, since = -1;  // steps since they were counted; −1: they are there
-  index_t waiting = -1;                        // the request that waits
-  std::vector<half> swapped;                   // K and V of a request that waits
-  std::vector<std::vector<float>> out = std::vector<std::vector<float>>(requests);
-  std::vector<index_t> tokens = std::vector<index_t>(requests);
+  std::vector<index_t> pool;  // free pages
+  std::vector<request> all = std::vector<request>(requests);
+  index_t on_host[places] = {}, since = -1;  // steps since they were counted; −1: they are there
   count_event done;
   device_buffer<unsigned char> of_state, work;
   state_view state;
@@ -57,13 +64,15 @@ struct engine {
         limit(b),
         keys(std::size_t{in_pool} * page * row),
         values(keys.size()),
-        table(std::size_t{requests} * of_table),
+        table(std::size_t{places} * of_table),
+        saved_table(table.size()),
         length(heads, 0),
         next_position(heads, 0),
         position(std::size_t{heads} * of_table * page),
         list(heads),
-        counts(requests),
-        indptr(requests + 1),
+        counts(places),
+        indptr(places + 1),
+        words(heads),
         log_mass(position.size(), 0),
         of_state(state_bytes(p, view())),
         work(workspace_bytes(p, view(), longest)),
@@ -96,25 +105,56 @@ struct engine {
             group,
             0.25F};
   }
+  /// Where a request is saved: a page of keys holds words of its heads, side by side.
+  saved_pages saved_view() {
+    return {.data = reinterpret_cast<std::uint32_t*>(keys.data()),
+            .head = page_words,
+            .row = 1,
+            .heads = kv_heads,
+            .table = saved_table.data(),
+            .pages = of_table,
+            .slots = page_words,
+            .page = std::ptrdiff_t{page_words} * kv_heads};
+  }
+  request& of(index_t r) { return all[static_cast<std::size_t>(r)]; }
   /// Runs the heads of these requests, in a list with places for all.
   cache_view<half> running(const std::vector<index_t>& some) {
     for (index_t i = 0; i < heads; ++i) {
       const auto at = static_cast<std::size_t>(i / kv_heads);
-      list[i] = at < some.size() ? some[at] * kv_heads + i % kv_heads : -1;
+      list[i] = at < some.size() ? of(some[at]).place * kv_heads + i % kv_heads : -1;
     }
     return view().with_active(list.data(), heads);
   }
-  /// Gives a request so many pages, of the pool's or back to it.
-  void hold(index_t r, index_t pages) {
-    index_t& now = held[static_cast<std::size_t>(r)];
-    for (; now < pages; ++now) {
+  /// Makes `held` so many pages, of the pool's or back to it.
+  void resize(std::vector<index_t>& held, index_t pages) {
+    for (; held.size() < static_cast<std::size_t>(pages); pool.pop_back()) {
       REQUIRE(!pool.empty());
-      table[r * of_table + now] = pool.back(), pool.pop_back();
+      held.push_back(pool.back());
     }
-    for (; now > pages; --now) {
-      pool.insert(pool.begin(), table[r * of_table + now - 1]);
-      table[r * of_table + now - 1] = -1;
+    for (; held.size() > static_cast<std::size_t>(pages); held.pop_back()) {
+      pool.insert(pool.begin(), held.back());
     }
+  }
+  /// Line `i` of a table.
+  static void name(device_buffer<index_t>& to, index_t i, const std::vector<index_t>& pages) {
+    for (index_t p = 0; p < of_table; ++p) {
+      const auto at = static_cast<std::size_t>(p);
+      to[i * of_table + p] = at < pages.size() ? pages[at] : -1;
+    }
+  }
+  void hold(index_t r, index_t pages) {
+    resize(of(r).rows, pages);
+    name(table, of(r).place, of(r).rows);
+  }
+  /// A place that no request has.
+  index_t free_place() const {
+    for (index_t i = 0; i < places; ++i) {
+      if (std::none_of(all.begin(), all.end(), [&](const request& x) { return x.place == i; })) {
+        return i;
+      }
+    }
+    FAIL("no place is free");
+    return -1;
   }
   /// Pages in use, as far as they have come; `must`: nothing goes on without them.
   void take_counts(bool must) {
@@ -123,8 +163,8 @@ struct engine {
       there = is_done(done.of);
     }
     for (index_t r = 0; r < requests && there; ++r) {
-      if (r != waiting) {
-        hold(r, on_host[r]);
+      if (of(r).place >= 0) {
+        hold(r, on_host[of(r).place]);
       }
     }
     since = there ? -1 : since;
@@ -144,28 +184,31 @@ struct engine {
     }
   }
   half* slot(device_buffer<half>& rows, index_t r, index_t s) {
-    return rows.host() + (std::ptrdiff_t{table[r * of_table + s / page]} * page + s % page) * row;
+    const index_t in = of(r).rows[static_cast<std::size_t>(s / page)];
+    return rows.host() + (std::ptrdiff_t{in} * page + s % page) * row;
   }
   /// Prompts of requests, each of its own length, in one call.
   void prompt(const std::vector<std::pair<index_t, index_t>>& prompts) {
     take_counts(true);
     std::vector<index_t> who;
-    device_buffer<half> q(std::size_t{requests} * longest * row * group);
+    device_buffer<half> q(std::size_t{places} * longest * row * group);
     indptr[0] = 0;
     for (const auto& [r, n] : prompts) {
       const auto i = static_cast<index_t>(who.size());
+      of(r).place = free_place();
       hold(r, (n + page - 1) / page);
       for (index_t t = 0; t < n; ++t) {
         draw(q.host() + (indptr[i] + t) * row * group, row * group, r, t, 0);
         draw(slot(keys, r, t), row, r, t, 1), draw(slot(values, r, t), row, r, t, 2);
       }
-      for (index_t h = r * kv_heads; h < (r + 1) * kv_heads; ++h) {
+      for (index_t h = of(r).place * kv_heads; h < (of(r).place + 1) * kv_heads; ++h) {
         length[h] = next_position[h] = n;
         for (index_t s = 0; s < n; ++s) {
-          position[h * of_table * page + s] = s;
+          const index_t at = h * of_table * page + s;
+          position[at] = s, log_mass[at] = 0;
         }
       }
-      indptr[i + 1] = indptr[i] + n, tokens[static_cast<std::size_t>(r)] = n;
+      indptr[i + 1] = indptr[i] + n, of(r).tokens = n;
       who.push_back(r);
     }
     const auto some = running(who);
@@ -189,11 +232,12 @@ struct engine {
     device_buffer<half> q(std::size_t{heads} * group * dim), k(std::size_t{heads} * dim),
         v(k.size()), x(q.size());
     for (std::size_t i = 0; i < who.size(); ++i) {
-      const index_t r = who[i], t = tokens[static_cast<std::size_t>(r)]++;
+      const index_t r = who[i], t = of(r).tokens++;
       draw(q.host() + i * row * group, row * group, r, t, 0);
       draw(k.host() + i * row, row, r, t, 1), draw(v.host() + i * row, row, r, t, 2);
-      for (index_t h = r * kv_heads; h < (r + 1) * kv_heads; ++h) {  // the engine does not know it
-        REQUIRE(std::as_const(length)[h] < held[static_cast<std::size_t>(r)] * page);
+      for (index_t h = 0; h < kv_heads; ++h) {  // the engine does not know it
+        REQUIRE(std::as_const(length)[of(r).place * kv_heads + h] <
+                static_cast<index_t>(of(r).rows.size()) * page);
       }
     }
     const auto some = running(who);
@@ -201,32 +245,47 @@ struct engine {
                 {work.data(), work.size()}, order());
     for (std::size_t i = 0; i < who.size(); ++i) {
       for (std::ptrdiff_t e = 0; e < row * group; ++e) {
-        out[static_cast<std::size_t>(who[i])].push_back(
+        of(who[i]).out.push_back(
             to_float(std::as_const(x)[static_cast<std::ptrdiff_t>(i) * row * group + e]));
       }
     }
     since += since < 0 ? 0 : 1;
     count_pages();
   }
-  /// Its rows leave for the host, and come back in other pages; all else stays where it is.
+  /// Words of a request's heads, saved or loaded.
+  std::vector<index_t> words_of() const { return {words.host(), words.host() + kv_heads}; }
+  /// Saves all but its rows, which stay where they are, and gives its place up.
   void preempt(index_t r) {
     take_counts(true);
-    const index_t slots = held[static_cast<std::size_t>(r)] * page;
-    for (index_t s = 0; s < slots; ++s) {
-      swapped.insert(swapped.end(), slot(keys, r, s), slot(keys, r, s) + row);
-      swapped.insert(swapped.end(), slot(values, r, s), slot(values, r, s) + row);
-    }
-    hold(r, 0), waiting = r;
+    request& x = of(r);
+    const auto pages = [](std::int64_t n) {
+      return static_cast<index_t>((n + page_words - 1) / page_words);
+    };
+    resize(x.saved, pages(saved_words(state, static_cast<index_t>(x.rows.size()) * page)));
+    name(saved_table, 0, x.saved);
+    const auto some = running({r});
+    save_to_pages(some, state, saved_view(), words.data(), order());
+    const auto taken = words_of();
+    REQUIRE(*std::min_element(taken.begin(), taken.end()) > 0);
+    resize(x.saved, pages(*std::max_element(taken.begin(), taken.end())));
+    x.place = -1;
   }
-  void resume() {
+  /// Takes a place, any.
+  void resume(index_t r) {
     take_counts(true);
-    const auto slots = static_cast<index_t>(swapped.size()) / (2 * row);
-    hold(waiting, slots / page);
-    for (index_t s = 0; s < slots; ++s) {
-      std::copy_n(swapped.begin() + 2 * s * row, row, slot(keys, waiting, s));
-      std::copy_n(swapped.begin() + (2 * s + 1) * row, row, slot(values, waiting, s));
-    }
-    waiting = -1;
+    request& x = of(r);
+    x.place = free_place();
+    name(table, x.place, x.rows), name(saved_table, 0, x.saved);
+    const auto some = running({r});
+    load_from_pages(some, state, saved_view(), words.data(), order());
+    const auto loaded = words_of();
+    REQUIRE(*std::min_element(loaded.begin(), loaded.end()) > 0);
+    resize(x.saved, 0);
+    count_pages(), take_counts(true);
+  }
+  void end(index_t r) {
+    take_counts(true);
+    hold(r, 0), of(r).place = -1;
   }
 };
 
