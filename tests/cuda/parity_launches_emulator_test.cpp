@@ -18,9 +18,9 @@ namespace kvmeld::cuda {
 namespace parity_launches_emulator_test {
 
 /// `plan(rule, cache, state, budgets, memory, stream)`, by default the policy's of a step.
-template <class Policy, class Plan>
+template <class Scalar = half, class Policy, class Plan>
 index_t launches_of_plan(const Policy& policy, Plan plan) {
-  device_cache<half> kv({.heads = 2, .capacity = 40, .dim = 8}, {40, 33}, 1);
+  device_cache<Scalar> kv({.heads = 2, .capacity = 40, .dim = 8}, {40, 33}, 1);
   const auto view = kv.view();
   device_buffer<unsigned char> state(state_bytes(policy, view));
   const auto columns = make_state_view(policy, view, {state.data(), state.size()}, order());
@@ -36,15 +36,17 @@ index_t launches_of_plan(const Policy& policy, Plan plan) {
   plan(rule, view, columns, head_budgets(budget{.slots = 24}), work, order());
   return counted.launches;
 }
-template <class Policy>
+template <class Scalar = half, class Policy>
 index_t launches_of_plan(const Policy& policy) {
-  return launches_of_plan(policy,
-                          [](const auto&... call) { device_policy<Policy>::plan(call...); });
+  return launches_of_plan<Scalar>(
+      policy, [](const auto&... call) { device_policy<Policy>::plan(call...); });
 }
 
 TEST_CASE("plans take as many launches as the guide says") {
   CHECK(launches_of_plan(h2o{}) == 2);
   CHECK(launches_of_plan(streaming_llm{}) == 2);
+  CHECK(launches_of_plan<q8_0<half>>(h2o{}) == 2);  // nothing merges
+  CHECK(launches_of_plan<fp8_e4m3<half>>(h2o{}) == 2);
   CHECK(launches_of_plan(zsmerge{}) == 6);
   CHECK(launches_of_plan(d2o{}) == 6);
   CHECK(launches_of_plan(keepkv{}) == 6);

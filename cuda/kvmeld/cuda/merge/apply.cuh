@@ -124,13 +124,22 @@ void apply_by(const plan_view& plan, const cache_view<Scalar>& cache, const stat
   using kernel = apply_rows<Scalar, Lanes>;
   constexpr index_t width = kernel::slice::lanes * kernel::slice::width;
   const index_t slices = (row_elements<Scalar>(cache.dim) + width - 1) / width;
-  if constexpr (narrow_rows<Scalar>) {
-    using merge = merge_blocks<Scalar>;
-    launch(merge{cache, plan, cache.aligned()},
-           {cache.blocks(), blocks_of(cache.capacity, 8 * merge::warps)}, stream);
-  }
   launch(kernel{cache, state, plan, slices, cache.aligned()},
          {cache.blocks(), blocks_of(2 * slices + 1)}, stream);
+}
+
+/// `apply` of a plan that is checked; narrow rows have merged already.
+template <class Scalar>
+void apply_merged(const plan_view& plan, const cache_view<Scalar>& cache, const state_view& state,
+                  stream stream) {
+  // Memory likes long stretches of rows; few heads take more blocks.
+  constexpr index_t wide = 16, row_bytes = wide * 16, enough_heads = 64;
+  if (cache.blocks() >= enough_heads &&
+      cache.dim * static_cast<index_t>(sizeof(Scalar)) >= row_bytes) {
+    apply_by<wide>(plan, cache, state, stream);
+  } else {
+    apply_by<4>(plan, cache, state, stream);
+  }
 }
 
 }  // namespace detail
@@ -142,14 +151,12 @@ template <class Scalar>
 void apply(const plan_view& plan, const cache_view<Scalar>& cache, const state_view& state,
            stream stream) {
   check(cache), check(state, cache, 0, 0, "cuda apply"), check(plan, "cuda apply");
-  // Memory likes long stretches of rows; few heads take more blocks.
-  constexpr index_t wide = 16, row_bytes = wide * 16, enough_heads = 64;
-  if (cache.blocks() >= enough_heads &&
-      cache.dim * static_cast<index_t>(sizeof(Scalar)) >= row_bytes) {
-    detail::apply_by<wide>(plan, cache, state, stream);
-  } else {
-    detail::apply_by<4>(plan, cache, state, stream);
+  if constexpr (narrow_rows<Scalar>) {
+    using merge = detail::merge_blocks<Scalar>;
+    launch(merge{cache, plan, cache.aligned()},
+           {cache.blocks(), blocks_of(cache.capacity, 8 * merge::warps)}, stream);
   }
+  detail::apply_merged(plan, cache, state, stream);
 }
 
 }  // namespace kvmeld::cuda

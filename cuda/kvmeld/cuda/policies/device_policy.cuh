@@ -153,7 +153,7 @@ template <class Scalar, class Rule>
 void evict(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
            const head_budgets& limits, const plan_memory& work, stream stream) {
   select(rule, cache, state, limits, work.plan, stream);
-  apply(work.plan, cache, state, stream);
+  apply_merged(work.plan, cache, state, stream);  // every row is a slot: none has to merge
 }
 
 /// The most queries that a rule is measured on, of `queries` and those before them.
