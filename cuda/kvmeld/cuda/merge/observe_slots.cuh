@@ -23,7 +23,6 @@ struct observe_slots {
   /// Slots that a thread asks for at once: what its registers hold, 64 of a block of 512.
   static constexpr index_t at_once = !by_slots && !evicts_one ? 1
                                      : Threads <= 128         ? 4
-                                     : seeks_logits<Rule>     ? 1
                                      : merges_removed<Rule>   ? 2
                                                               : 4;
   static constexpr index_t outputs_at_once = shares_entries<Rule> ? 2 : 4;  // of splits: likewise
