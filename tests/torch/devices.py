@@ -50,6 +50,31 @@ class There:
         return call
 
 
+def near(a, b, tolerance=2e-5):
+    """Slots of two sets of heads: the same ones, their numbers within a tolerance."""
+    assert torch.equal(a.length, b.length) and torch.equal(a.seen, b.seen)
+    for h, n in enumerate(a.length.tolist()):
+        assert torch.equal(a.position[h, :n], b.position[h, :n])
+        for name in ("keys", "values", "log_mass"):
+            x, y = getattr(a, name)[h, :n].float(), getattr(b, name)[h, :n].float()
+            torch.testing.assert_close(x, y, atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(a.columns[h, :, :n], b.columns[h, :, :n], atol=tolerance, rtol=tolerance)
+
+
+def in_pages(heads: Heads, together: int, page: int = 8) -> list[torch.Tensor]:
+    """What operators take of the same heads in an engine's pool, `together` of them in a sequence's pages."""
+    sequences, pages = heads.heads // together, heads.capacity // page
+    table = torch.randperm(sequences * pages)
+
+    def pooled(x):  # [heads, capacity, ...] -> [pages, together, page, ...]
+        x = x.view(sequences, together, pages, page, *x.shape[2:]).transpose(1, 2).flatten(0, 1)
+        return torch.empty_like(x).index_copy_(0, table.to(x.device), x)
+
+    keys, values = torch.stack([pooled(heads.keys), pooled(heads.values)]).transpose(2, 3).contiguous()
+    table = table.int().view(sequences, pages).to(keys.device)
+    return [keys, values, *(x.clone() for x in heads.tensors[2:8]), table]
+
+
 @pytest.fixture(params=["emulated", "cuda"])
 def device(request):
     if request.param == "cuda":

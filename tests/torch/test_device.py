@@ -6,21 +6,10 @@ import re
 import pytest
 import torch
 from conftest import POLICIES, load
-from devices import KERNELS, device  # noqa: F401
-from kvmeld_torch import Cache, Heads, Policy
+from devices import KERNELS, device, in_pages, near  # noqa: F401
+from kvmeld_torch import Cache, Policy
 from kvmeld_torch import heads as heads_module
 from prompts import BUDGET, DIM, GROUP, HEADS, TOKENS, copied, prompt, rows
-
-
-def near(a, b, tolerance=2e-5):
-    """Slots of two sets of heads: the same ones, their numbers within a tolerance."""
-    assert torch.equal(a.length, b.length) and torch.equal(a.seen, b.seen)
-    for h, n in enumerate(a.length.tolist()):
-        assert torch.equal(a.position[h, :n], b.position[h, :n])
-        for name in ("keys", "values", "log_mass"):
-            x, y = getattr(a, name)[h, :n].float(), getattr(b, name)[h, :n].float()
-            torch.testing.assert_close(x, y, atol=tolerance, rtol=tolerance)
-        torch.testing.assert_close(a.columns[h, :, :n], b.columns[h, :, :n], atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("policy", [*KERNELS, "fold:pins=1", "fold/40"])
@@ -65,21 +54,6 @@ def test_budgets_of_heads_and_some_heads(device):
     near(here, there)
 
 
-def test_places_are_read_on_the_device(device):
-    here, queries = prompt("h2o")
-    there = device.heads(here)
-    for heads in (here, there):
-        heads.compress(queries, BUDGET)
-    token = [rows(2, GROUP, DIM), rows(2, DIM), rows(2, DIM)]
-    call = ["h2o", there.heads.tensors, *map(device.tensor, token), [BUDGET]]
-    places = {"places": device.tensor(torch.tensor([2, -1]).int())} | there.heads.spec.options
-    out = here.step(*(x[:1] for x in token), [BUDGET], heads=[2]), device.ops.step(*call, **places)[:1].cpu()
-    torch.testing.assert_close(*out, atol=2e-5, rtol=2e-5)
-    near(here, there)
-    with pytest.raises(RuntimeError, match="expected heads or places, got both"):
-        device.ops.step(*call, heads=[0, 1], **places)
-
-
 @pytest.mark.parametrize("policy", ["h2o", "snapkv:window=8", "fold", "zsmerge"])
 def test_a_prompt_in_chunks(device, policy):
     here, queries = prompt(policy)
@@ -105,17 +79,6 @@ def test_a_prompt_that_cannot_wait_is_refused(device, policy):
         device.heads(here).observe(queries)
 
 
-def test_attention(device):
-    here, queries = prompt("h2o")
-    here.length[:] = torch.tensor([1, 17, 60])
-    here.log_mass[:] = torch.randn_like(here.log_mass)
-    there = device.heads(here)
-    q = rows(HEADS, GROUP, DIM)
-    for a, b in zip(here.attend(q, probabilities=True), there.attend(q, probabilities=True)):
-        torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
-    assert there.attend(q)[2].numel() == 0
-
-
 def test_strides(device):
     across, queries = prompt("h2o", transposed=True)
     across.values = across.values.contiguous()
@@ -125,20 +88,6 @@ def test_strides(device):
     for heads in (here, there):
         heads.compress(queries, BUDGET)
     near(here, there)
-
-
-def in_pages(heads: Heads, together: int, page: int = 8) -> list[torch.Tensor]:
-    """What operators take of the same heads in an engine's pool, `together` of them in a sequence's pages."""
-    sequences, pages = heads.heads // together, heads.capacity // page
-    table = torch.randperm(sequences * pages)
-
-    def pooled(x):  # [heads, capacity, ...] -> [pages, together, page, ...]
-        x = x.view(sequences, together, pages, page, *x.shape[2:]).transpose(1, 2).flatten(0, 1)
-        return torch.empty_like(x).index_copy_(0, table.to(x.device), x)
-
-    keys, values = torch.stack([pooled(heads.keys), pooled(heads.values)]).transpose(2, 3).contiguous()
-    table = table.int().view(sequences, pages).to(keys.device)
-    return [keys, values, *(x.clone() for x in heads.tensors[2:8]), table]
 
 
 @pytest.mark.parametrize("together", [1, HEADS])
@@ -159,8 +108,6 @@ def test_pages(device, policy, together):
         cache = [*caches[1][:8], caches[1][8][:, :0]]
         with pytest.raises(RuntimeError, match="table: expected"):
             device.ops.step(policy, cache, *token, [BUDGET], **options)
-        with pytest.raises(RuntimeError, match="no probabilities of a cache in pages"):
-            device.ops.attend(policy, caches[1], token[0], probabilities=True, **options)
 
 
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - set(KERNELS)))

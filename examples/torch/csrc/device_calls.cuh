@@ -117,8 +117,6 @@ class device_kernels final : public device_calls {
 
   static gpu::cache_view<Scalar> view(const device_call& call) {
     const cache_tensors& at = call.cache;
-    kvmeld::expects(kvmeld::errc::unsupported, at.spec->sink_logits.empty(),
-                    "expected a model without sinks on a GPU, got one with sinks");
     gpu::cache_view<Scalar> x{plane("keys", at.keys, at.shape.dim, at.paged),
                               plane("values", at.values, at.shape.dim, at.paged),
                               at.log_mass,
@@ -131,7 +129,7 @@ class device_kernels final : public device_calls {
                               at.shape.group,
                               at.spec->scale,
                               at.spec.get()};
-    x.soft_cap = {at.spec->soft_cap, at.spec->scale};
+    x.soft_cap = {at.spec->soft_cap, at.spec->scale}, x.sink_logits = call.sink_logits;
     return call.active == nullptr ? x : x.with_active(call.active, call.active_count);
   }
 

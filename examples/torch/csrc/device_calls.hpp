@@ -19,6 +19,7 @@ struct device_call {
   cache_tensors cache;
   const index_t* active = nullptr;  ///< `[active_count]` heads that it is for; null: all
   index_t active_count = 0;
+  const float* sink_logits = nullptr;  ///< `[heads, group]`, of all heads; null: none
   kvmeld::cuda::workspace memory = {};
   void* stream = nullptr;  ///< a cudaStream_t
 };

@@ -67,6 +67,13 @@ class device_work {
       : device_(device_of(cache)), guard_(device_), stream_(current_stream(device_)) {
     call_.cache = tensors_of(cache, model, device_);
     call_.stream = stream_;
+    if (const auto& sinks = call_.cache.spec->sink_logits; !sinks.empty()) {
+      std::vector<float> all;  // those of a sequence, again for each
+      while (all.size() < static_cast<std::size_t>(shape().heads * shape().group)) {
+        all.insert(all.end(), sinks.begin(), sinks.end());
+      }
+      call_.sink_logits = read<float>(all);
+    }
     const auto listed = heads_of(heads, shape().heads);
     count_ = listed ? static_cast<index_t>(listed->size()) : shape().heads;
     if (listed) {
@@ -214,12 +221,24 @@ Tensor step(const text& policy, TensorList cache, const Tensor& q, const Tensor&
   });
 }
 
+/// Keys `[heads, capacity, dim]`: in pages, copied behind one another.
+Tensor keys_of(const Tensor& keys, const Tensor& table) {
+  if (keys.dim() == 3) {
+    return keys;
+  }
+  const auto pages = table.flatten().clamp(0, keys.size(0) - 1);  // -1: none, behind a length
+  return keys.index_select(0, pages)
+      .unflatten(0, table.sizes())
+      .permute({0, 3, 1, 2, 4})  // sequences, heads of each, pages, slots, dim
+      .reshape({-1, table.size(1) * keys.size(1), keys.size(3)});
+}
+
 /// exp(logit − log-sum-exp) `[heads, group, capacity]`, 0 behind a head's length.
 Tensor probabilities_of(TensorList cache, const device_work& work, const Tensor& q,
                         const Tensor& log_sum_exp) {
   const auto at = [&](part p) -> const Tensor& { return cache[static_cast<std::size_t>(p)]; };
-  const Tensor products =
-      at::matmul(q.to(at::kFloat), at(part::keys).to(at::kFloat).transpose(1, 2));
+  const Tensor keys = keys_of(at(part::keys), at(part::measured));
+  const Tensor products = at::matmul(q.to(at::kFloat), keys.to(at::kFloat).transpose(1, 2));
   const auto& spec = *work.call().cache.spec;
   Tensor logits = products * double{spec.scale};
   if (const double cap = spec.soft_cap; cap > 0) {
@@ -238,9 +257,6 @@ std::tuple<Tensor, Tensor, Tensor> attend(const text& policy, TensorList cache, 
     const auto& p = policy_of(policy);
     device_work work(cache, {group, scale, terms}, {});
     const auto& s = work.shape();
-    kvmeld::expects(kvmeld::errc::unsupported,
-                    !probabilities || work.call().cache.paged.table == nullptr,
-                    "attend: expected no probabilities of a cache in pages, got them asked for");
     const Tensor query = work.rows("q", q, {s.heads, s.group, s.dim});
     Tensor out = at::empty({s.heads, s.group, s.value_dim}, work.of(work.dtype()));
     Tensor log_sum_exp = at::empty({s.heads, s.group}, work.of(at::kFloat));
