@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "cuda/device_cache.hpp"
@@ -18,6 +19,20 @@ double similar(const cosine_similarity&, double ab, double aa, double bb) {
   return static_cast<float>(ab) * inverse(bb) * inverse(aa);  // rounded as the kernel rounds: ties
 }
 
+/// Rows in blocks: small codes, and scales whose products are exact in sums too.
+template <class Scalar>
+void fill_exact(Scalar* row, index_t dim, emulator::chance& random) {
+  if constexpr (in_blocks<Scalar>) {
+    for (index_t i = 0; i < padded<Scalar>(dim); ++i) {
+      row[i].code = static_cast<std::int8_t>(i < dim ? whole(random, 4) : 0.0F);
+    }
+    for (index_t i = padded<Scalar>(dim); i < row_elements<Scalar>(dim); i += 2) {
+      const half scale = from_float<half>(static_cast<float>(1U << random.below(3)));
+      std::memcpy(row + i, &scale, sizeof scale);
+    }
+  }
+}
+
 template <class Scalar, class Similarity>
 void check_match(const Similarity& similarity, const cache_case& c, std::vector<index_t> lengths,
                  std::uint32_t keep_one_in, std::uint64_t seed) {
@@ -25,6 +40,11 @@ void check_match(const Similarity& similarity, const cache_case& c, std::vector<
               << keep_one_in << ", seed " << seed);
   device_cache<Scalar> kv(c, lengths, seed);
   emulator::chance random{seed + 1};
+  for (index_t h = 0; h < c.heads; ++h) {
+    for (index_t s = 0; s < lengths[static_cast<std::size_t>(h)]; ++s) {
+      fill_exact(kv.key(h, s), c.dim, random);
+    }
+  }
   device_buffer<index_t> removed(kv.slots()), kept(kv.slots()),
       leaves(static_cast<std::size_t>(c.heads), 0), stays(static_cast<std::size_t>(c.heads), 0);
   for (index_t h = 0; h < c.heads; ++h) {
@@ -37,8 +57,8 @@ void check_match(const Similarity& similarity, const cache_case& c, std::vector<
       }
       if (random.below(3) == 0) {  // many keys are the same, some are zero
         const index_t twin = static_cast<index_t>(random.below(static_cast<std::uint32_t>(n)));
-        for (index_t i = 0; i < c.dim; ++i) {
-          kv.key(h, s)[i] = s % 5 == 0 ? from_float<Scalar>(0.0F) : kv.key(h, twin)[i];
+        for (index_t i = 0; i < row_elements<Scalar>(c.dim); ++i) {
+          kv.key(h, s)[i] = s % 5 == 0 ? Scalar{} : kv.key(h, twin)[i];
         }
       }
     }
@@ -59,7 +79,8 @@ void check_match(const Similarity& similarity, const cache_case& c, std::vector<
     const auto product = [&](index_t a, index_t b) {
       double dot = 0;
       for (index_t i = 0; i < c.dim; ++i) {
-        dot += double{to_float(kv.key(h, a)[i])} * double{to_float(kv.key(h, b)[i])};
+        dot +=
+            double{number_at(kv.key(h, a), c.dim, i)} * double{number_at(kv.key(h, b), c.dim, i)};
       }
       return dot;
     };
@@ -88,9 +109,33 @@ TEST_CASE("match takes every dim, scalar, layout and similarity") {
     check_match<float>(dot_similarity{}, c, {90}, 3, seed++);
     check_match<half>(cosine_similarity{}, c, {80}, 3, seed++);
     check_match<bfloat16>(cosine_similarity{}, c, {90}, 2, seed++);
+    cache_case narrow = c;
+    narrow.odd = dim == 33 ? 2 : (16 - row_elements<q8_0<float>>(dim) % 16) % 16;  // aligned
+    check_match<q8_0<float>>(cosine_similarity{}, narrow, {90}, 3, seed++);
+    narrow.odd = c.odd;
+    check_match<fp8_e4m3<half>>(dot_similarity{}, narrow, {90}, 3, seed++);
   }
   check_match<float>(cosine_similarity{}, {.capacity = 90, .dim = 48}, {90, 33}, 3, seed++);
   check_match<half>(dot_similarity{}, {.capacity = 90, .dim = 48}, {90, 33}, 3, seed++);
+}
+
+// A half would round both to 126, of which the lower slot is nearer.
+TEST_CASE("match takes numbers of q8_0 whole") {
+  device_cache<q8_0<float>> kv({.heads = 1, .capacity = 3, .dim = 32}, {3}, 1);
+  const auto write = [&](index_t s, std::int8_t code, float number) {
+    std::memset(static_cast<void*>(kv.key(0, s)), 0, 34);
+    const half scale = from_float<half>(number);
+    kv.key(0, s)->code = code;
+    std::memcpy(kv.key(0, s) + 32, &scale, sizeof scale);
+  };
+  write(0, 125, 1032.0F / 1024), write(1, 126, 1), write(2, 1, 1);
+  device_buffer<index_t> slots(std::vector<index_t>{2, 0, 1}), counts(std::vector<index_t>{1, 2}),
+      into(3);
+  device_buffer<float> value(3);
+  match(dot_similarity{}, kv.view(), {slots.data(), counts.data()},
+        {slots.data() + 1, counts.data() + 1}, {into.data(), value.data()}, {}, order(1));
+  CHECK(into[0] == 1);
+  CHECK(value[0] == 126);
 }
 
 /// Slots `0 … n − 1`, of which every third leaves; or, `among`, all of them both.

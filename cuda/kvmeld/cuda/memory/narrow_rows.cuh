@@ -4,16 +4,17 @@
 
 #include <cstdint>      // std::int8_t, std::uint8_t
 #include <cstring>      // std::memcpy
-#include <type_traits>  // std::is_same_v
+#include <type_traits>  // std::conditional_t, std::is_same_v
 
 #include "kvmeld/cuda/device/device.cuh"
 
 namespace kvmeld::cuda {
 
 /// A byte of a row in q8_0: blocks of 32 numbers, each a code times its block's scale, the numbers
-/// of `kvmeld::q8_0` to the bit. A row is the codes of whole blocks, then the half scales of these:
-/// `row_elements` bytes, as many as on the CPU, where each scale lies before its codes and these
-/// are never at multiples of 16 bytes. `Number`: what queries, new tokens and outputs are in.
+/// of `kvmeld::q8_0` to the bit. A row is the codes of whole blocks, 0 after the dim, then the half
+/// scales of these: `row_elements` bytes, as many as on the CPU, where each scale lies before its
+/// codes and these are never at multiples of 16 bytes. `Number`: what queries, new tokens and
+/// outputs are in.
 template <class Number>
 struct q8_0 {
   std::int8_t code;
@@ -68,6 +69,14 @@ template <class Scalar>
 requires(detail::row_format<Scalar>::fp8) KVMELD_HD Scalar from_float(float x) {
   return {fp8_from_float(x)};
 }
+
+/// What rows are multiplied in where they are compared: every number of theirs is one of these. A
+/// code times its scale has 18 bits: a half would round 7 of them away, and of keys whose cosines
+/// are within 1e-3 another could be the nearest than on the CPU. An fp8 has 4.
+template <class Scalar>
+using product_number =
+    std::conditional_t<in_blocks<Scalar>, float,
+                       std::conditional_t<detail::row_format<Scalar>::fp8, half, Scalar>>;
 
 /// Numbers that a row of `dim` has room for, and elements of memory that it takes.
 template <class Scalar>
@@ -149,6 +158,34 @@ requires(narrow_rows<Scalar>) KVMELD_DEVICE coded_numbers<Scalar> load_row(const
   }
   return x;
 }
+/// Numbers `i ...` of a narrow row `[dim]`, as many as 16 bytes of `Number` hold; zeros beyond its
+/// end.
+template <class Number, class Scalar>
+KVMELD_DEVICE vector_16<Number> load_as(const Scalar* row, index_t i, index_t dim, bool aligned) {
+  constexpr index_t width = vector_16<Number>::size, words = width / 4;
+  const index_t first = i % coded_numbers<Scalar>::size;
+  const auto x = load_row(row, i - first, dim, aligned);
+  coded_numbers<Scalar> own;
+  own.scale = x.scale;
+  unrolled<coded_numbers<Scalar>::size / width, words>([&](index_t k, index_t w) {
+    own.codes[w] = first == k * width ? x.codes[k * words + w] : own.codes[w];
+  });
+  vector_16<Number> y;
+  unrolled<width>([&](index_t j) { y[j] = from_float<Number>(own[j]); });
+  return y;
+}
+
+/// Number `i` of a row `[dim]`.
+template <class Scalar>
+KVMELD_DEVICE float load_number(const Scalar* row, index_t i, index_t dim) {
+  if constexpr (in_blocks<Scalar>) {
+    const auto* const scales = reinterpret_cast<const half*>(row + padded<Scalar>(dim));
+    return to_float(scales[i / block_numbers]) * static_cast<float>(row[i].code);
+  } else {
+    return to_float(row[i]);
+  }
+}
+
 template <class Scalar>
 KVMELD_DEVICE void store_row(Scalar* row, index_t i, index_t dim, bool aligned,
                              const coded_numbers<Scalar>& x) {

@@ -44,7 +44,7 @@ struct squared_norms {
 /// its own columns, so products are never stored. Ties go to the lower slot, in whatever order.
 template <class Scalar, index_t Depth, class Similarity>
 struct nearest_kept {
-  using tiles = tile_stream<Scalar, Depth>;
+  using tiles = tile_stream<product_number<Scalar>, Depth>;
   static constexpr index_t threads = tiles::threads;
   /// Masses take registers of their own.
   static constexpr index_t resident = weighs<Similarity> ? 1 : tiles::resident;

@@ -2,7 +2,7 @@
 /// A block's rows beside others that stream by, and what each row finds best among them.
 #pragma once
 
-#include <type_traits>  // std::conditional_t
+#include <type_traits>  // std::conditional_t, std::is_same_v
 
 #include "kvmeld/cuda/device/block_collectives.cuh"
 #include "kvmeld/cuda/device/half_tile.cuh"
@@ -63,7 +63,8 @@ struct float_sums : warp_sums<1, 4> {
 /// of their elements at a time. Two such parts are in flight or in use. Of 16 bits it keeps `Rows`
 /// rows, 128 or 64, and 16 KiB stream by at a time: 128 of them 64 elements deep, or 256 of them 32
 /// deep. A warp multiplies 64 rows by 32 others on tensor cores, whose sums stay in its registers.
-/// Of floats it keeps half as many; a warp multiplies 16 by 32, by plain products.
+/// Of floats it keeps half as many; a warp multiplies 16 by 32, by plain products. Narrow rows
+/// become `Scalar`s as they are loaded.
 template <class Scalar, index_t Depth, index_t Rows = 128>
 struct tile_stream {
   static constexpr bool matrix = sizeof(Scalar) == 2;
@@ -102,7 +103,7 @@ struct tile_stream {
     unrolled<rows / step>([&](index_t u) {
       const index_t r = thread_index() / tile::packs + u * step, i = first + r;
       for (index_t plane = 0; plane < Planes; ++plane) {
-        const Scalar* const row =
+        const auto* const row =
             from.template row<Planes>(i < from.count ? i : from.count - 1, plane);
         for (index_t k = 0; k < parts; ++k) {
           copy_pack(shared.own, (plane * parts + k) * of_own, r, k * tile::depth, row,
@@ -123,7 +124,8 @@ struct tile_stream {
     const index_t steps = (others.count + columns - 1) / columns * Planes * parts;
     const index_t first = thread_index() / tile::packs;
     // Each thread copies the same rows of every part of a tile.
-    const Scalar* from[loads];
+    using row_of_others = decltype(others.template row<Planes>(0, 0));
+    row_of_others from[loads];
     index_t ahead_tile = 0, ahead_plane = 0, ahead_part = 0;
     const auto load = [&](index_t, index_t stage) {
       if (ahead_part == 0) {
@@ -194,13 +196,16 @@ struct tile_stream {
   }
 
  private:
-  template <index_t N, class RowOf>
+  template <index_t N, class From, class RowOf>
   KVMELD_DEVICE static void copy_pack(shared_array<Scalar, N>& to, index_t at, index_t r,
-                                      index_t begin, const Scalar* row, bool is,
+                                      index_t begin, const From* row, bool is,
                                       const streamed_rows<RowOf>& from) {
     const index_t pack = thread_index() % tile::packs, i = begin + pack * width;
     const index_t left = is && i < from.dim ? from.dim - i : 0;
-    if (from.aligned) {
+    if constexpr (!std::is_same_v<From, Scalar>) {
+      to.set_vector(at + tile::place(r, pack),
+                    load_as<Scalar>(row, i, is ? from.dim : 0, from.aligned));
+    } else if (from.aligned) {
       copy_async(to, at + tile::place(r, pack), row + (left > 0 ? i : 0),
                  (left < width ? left : width) * static_cast<index_t>(sizeof(Scalar)));
     } else {
