@@ -86,6 +86,8 @@ bool print_all() {
          print<nearest_kept<half, 256, cosine_similarity>>("match-256") &&
          print<nearest_kept<half, 128, ward_similarity>>("match-ward") &&
          print<nearest_kept<float, 128, cosine_similarity>>("match-float") &&
+         print<nearest_kept<q8_0<half>, 128, cosine_similarity>>("match-q8") &&
+         print<nearest_kept<fp8_e4m3<half>, 128, cosine_similarity>>("match-fp8") &&
          print<join_leaders<half, 128>>("keepkv-leaders") &&
          print<join_leaders<half, 256>>("keepkv-leaders-256") &&
          print<redundant_tiles<half, 128>>("ems-centres") &&

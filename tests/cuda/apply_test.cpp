@@ -103,6 +103,7 @@ void check_apply(const cache_case& c, std::vector<index_t> lengths, std::uint64_
   }
   apply(plan.view(), after.view(), after.state, order(seed));
   apply(plan.view(), again.view(), again.state, order(seed + 17));
+  detail::merge_narrow(plan.view(), wide.view(), order(seed + 1));
   detail::apply_by<16>(plan.view(), wide.view(), wide.state, order(seed + 1));
   CHECK(after.keys.bytes() == again.keys.bytes());
   CHECK(after.values.bytes() == again.values.bytes());

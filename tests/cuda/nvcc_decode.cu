@@ -35,5 +35,8 @@ template void every_kernel<KVMELD_SCALAR>::call<position_rule, sum_rule, window_
 template void attend_observe(const sum_rule&, const cache_view<q8_0<KVMELD_SCALAR>>&,
                              const state_view&, const KVMELD_SCALAR*, KVMELD_SCALAR*, float*,
                              workspace, stream);
+template void attend_observe(const zsmerge_rule&, const cache_view<q8_0<KVMELD_SCALAR>>&,
+                             const state_view&, const KVMELD_SCALAR*, KVMELD_SCALAR*, float*,
+                             workspace, stream);
 
 }  // namespace kvmeld::cuda

@@ -27,4 +27,18 @@ struct every_kernel {
 
 template struct every_kernel<KVMELD_SCALAR>;
 
+/// Policies whose plans narrow rows have.
+template <class Scalar>
+struct narrow_kernels {
+  static void call(const cache_view<Scalar>& cache, const state_view& state,
+                   const plan_memory& work, stream stream) {
+    device_policy<zsmerge>::plan(zsmerge_rule{}, cache, state, {}, work, stream);
+    device_policy<kvmerger>::plan(kvmerger_rule{}, cache, state, {}, work, stream);
+    match_divided(cosine_similarity{}, cache, work, stream);
+  }
+};
+
+template struct narrow_kernels<q8_0<KVMELD_SCALAR>>;
+template struct narrow_kernels<fp8_e4m3<KVMELD_SCALAR>>;
+
 }  // namespace kvmeld::cuda::detail

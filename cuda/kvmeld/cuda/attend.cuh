@@ -63,7 +63,7 @@ void attend_latent(const cache_view<Scalar>& cache, index_t key_dim, const Scala
   if (to.splits > 1) {
     launch_early(
         detail::observe_and_remove<Scalar, no_rule>{
-            cache, {}, to, {}, {}, queries, out, log_sum_exp},
+            cache, {}, to, {}, {}, queries, out, log_sum_exp, cache.aligned()},
         {cache.blocks(), blocks_of(to.tiles)}, stream);
   }
 }

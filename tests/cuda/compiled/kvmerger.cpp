@@ -10,5 +10,7 @@ namespace kvmeld::cuda {
 template struct policy_calls<kvmerger, float>;
 template struct policy_calls<kvmerger, half>;
 template struct policy_calls<kvmerger, bfloat16>;
+template struct policy_calls<kvmerger, q8_0<float>>;
+template struct policy_calls<kvmerger, fp8_e4m3<float>>;
 
 }  // namespace kvmeld::cuda

@@ -141,6 +141,10 @@ extern template struct policy_calls<streaming_llm, q8_0<float>>;
 extern template struct policy_calls<h2o, q8_0<float>>;
 extern template struct policy_calls<snapkv, q8_0<float>>;
 extern template struct policy_calls<h2o, fp8_e4m3<float>>;
+extern template struct policy_calls<zsmerge, q8_0<float>>;
+extern template struct policy_calls<zsmerge, fp8_e4m3<float>>;
+extern template struct policy_calls<kvmerger, q8_0<float>>;
+extern template struct policy_calls<kvmerger, fp8_e4m3<float>>;
 #endif
 
 }  // namespace kvmeld::cuda

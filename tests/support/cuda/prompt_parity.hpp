@@ -65,7 +65,8 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
   auto kv = cache_of<Scalar>(c);
   auto state = fixtures::make_state(p, kv);
   const auto number = [&] {
-    return static_cast<float>(random.below(1U << 20)) / static_cast<float>(1U << 19) - 1.0F;
+    return held<scalar>(static_cast<float>(random.below(1U << 20)) / static_cast<float>(1U << 19) -
+                        1.0F);
   };
   for (index_t h = 0; h < c.heads; ++h) {
     const index_t n = std::max(what.length - 9 * h, index_t{0});
@@ -153,6 +154,7 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
                    merged && sizeof(Scalar) == 2 ? static_cast<float>(tolerance) : what.rounding);
       }
     }
+    round_rows<scalar>(kv);
     twin.check_same(kv, state, tolerance);
     merged = true;
   };
@@ -183,6 +185,7 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
     };
     fill(fq, dq), fill(fk, k), fill(fv, v);
     fixtures::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
+    round_rows<scalar>(kv);
     calls::step(p, twin.device.view(), twin.device.state, dq.data(),
                 new_tokens<number_type>{k.data(), v.data()}, budgets.limits(), out.data(), space,
                 order(seed));

@@ -77,7 +77,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
   const auto scalars = [&](index_t n) {
     std::vector<host_scalar<number_type>> x(static_cast<std::size_t>(n));
     for (auto& e : x) {
-      e = static_cast<host_scalar<number_type>>(number(random, kind));
+      e = static_cast<host_scalar<number_type>>(held<scalar>(number(random, kind)));
     }
     return x;
   };
@@ -106,7 +106,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
   for (index_t step = 0; step < what.steps; ++step) {
     const auto fill = [&](std::vector<float>& to, device_buffer<number_type>& device, float scale) {
       for (std::size_t i = 0; i < to.size(); ++i) {
-        device.host()[i] = from_float<number_type>(scale * number(random, kind));
+        device.host()[i] = from_float<number_type>(held<scalar>(scale * number(random, kind)));
         to[i] = to_float(device.host()[i]);
       }
     };
@@ -115,6 +115,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
     }
     fill(fq, q, step % 5 == 3 ? 0.0F : 1.0F), fill(fk, k, 1), fill(fv, v, 1);
     fixtures::step(p, kv, state, {fq, fk, fv}, budgets.host(), fout);
+    round_rows<scalar>(kv);
     const auto on = seed + static_cast<std::uint64_t>(step);
     if (what.by == attends::engine) {
       attend_by_loops(twin.device, fq.data(), fk.data(), fv.data(), log_sums.host());

@@ -6,6 +6,7 @@
 
 #include "kvmeld/cuda/merge/apply_records.cuh"
 #include "kvmeld/cuda/merge/apply_slices.cuh"
+#include "kvmeld/cuda/merge/float_rows.cuh"
 
 namespace kvmeld::cuda {
 
@@ -16,6 +17,7 @@ namespace detail {
 template <class Scalar>
 struct merge_blocks {
   static constexpr index_t threads = 256, warps = threads / 32, width = vector_16<Scalar>::size;
+  static constexpr index_t resident = 3;
   struct shared_memory {};
 
   cache_view<Scalar> cache;
@@ -35,13 +37,11 @@ struct merge_blocks {
   KVMELD_DEVICE void merge(const head_rows<Scalar>& x, float merge_source::*weight,
                            const float* delta, index_t h, index_t r) const {
     const index_t* const begin = plan.begin + cache.bound(h, r);
-    const merge_source *e = plan.sources + cache.slot(h, begin[0]), *const end =
-                                                                        plan.sources +
-                                                                        cache.slot(h, begin[1]);
+    const merge_source* const e = plan.sources + cache.slot(h, begin[0]);
+    const merge_source* const end = plan.sources + cache.slot(h, begin[1]);
     if (end - e == 1 && e->*weight == 1.0F && delta == nullptr) {
       return;
     }
-    Scalar* const to = x.at(e->source);
     const index_t i = lane() * width;
     float sum[width];
     KVMELD_UNROLL
@@ -49,15 +49,8 @@ struct merge_blocks {
       sum[j] = delta != nullptr && i + j < cache.dim ? delta[cache.slot(h, r) * cache.dim + i + j]
                                                      : 0.0F;
     }
-    for (; e != end; ++e) {
-      const auto row = load_row(x.at(e->source), i, cache.dim, aligned);
-      const float w = e->*weight;
-      KVMELD_UNROLL
-      for (index_t j = 0; j < width; ++j) {
-        sum[j] += w * to_float(row[j]);
-      }
-    }
-    store_row(to, i, cache.dim, aligned, rounded<Scalar>(sum));
+    add_sources<2>(x, weight, e, end, i, cache.dim, aligned, sum);
+    store_row(x.at(e->source), i, cache.dim, aligned, rounded<Scalar>(sum));
   }
 };
 
@@ -128,6 +121,16 @@ void apply_by(const plan_view& plan, const cache_view<Scalar>& cache, const stat
          {cache.blocks(), blocks_of(2 * slices + 1)}, stream);
 }
 
+/// Narrow rows first: `apply_by` moves their bytes alone.
+template <class Scalar>
+void merge_narrow(const plan_view& plan, const cache_view<Scalar>& cache, stream stream) {
+  if constexpr (narrow_rows<Scalar>) {
+    using merge = merge_blocks<Scalar>;
+    launch(merge{cache, plan, cache.aligned()},
+           {cache.blocks(), blocks_of(cache.capacity, 8 * merge::warps)}, stream);
+  }
+}
+
 /// `apply` of a plan that is checked; narrow rows have merged already.
 template <class Scalar>
 void apply_merged(const plan_view& plan, const cache_view<Scalar>& cache, const state_view& state,
@@ -151,11 +154,7 @@ template <class Scalar>
 void apply(const plan_view& plan, const cache_view<Scalar>& cache, const state_view& state,
            stream stream) {
   check(cache), check(state, cache, 0, 0, "cuda apply"), check(plan, "cuda apply");
-  if constexpr (narrow_rows<Scalar>) {
-    using merge = detail::merge_blocks<Scalar>;
-    launch(merge{cache, plan, cache.aligned()},
-           {cache.blocks(), blocks_of(cache.capacity, 8 * merge::warps)}, stream);
-  }
+  detail::merge_narrow(plan, cache, stream);
   detail::apply_merged(plan, cache, state, stream);
 }
 

@@ -71,7 +71,15 @@ struct attention_that_observes {
   }
   template <class Kernel>
   Kernel second() const {
-    return {call.cache, state, call.to, rule, options, call.queries, call.out, call.log_sum_exp};
+    return {call.cache,
+            state,
+            call.to,
+            rule,
+            options,
+            call.queries,
+            call.out,
+            call.log_sum_exp,
+            call.cache.aligned()};
   }
 };
 

@@ -44,6 +44,7 @@ struct observe_and_remove {
   const row_number<Scalar>* queries;  // [heads, group, dim]
   row_number<Scalar>* out;            // [heads, group, dim]
   float* log_sum_exp;                 // [heads, group], or null
+  bool aligned;
 
   /// What is known before attention has ended.
   struct begun {
@@ -151,8 +152,8 @@ struct observe_and_remove {
       const index_t target = target_of(h);
       bool removes = options.removes && fresh && n == target + 1 && removed >= 0;
       if constexpr (merges_removed<Rule>) {
-        removes = removes &&
-                  mine.merge_removed(shared.number, shared.best, cache, state, head, h, n, removed);
+        removes = removes && mine.merge_removed(shared.number, shared.best, cache, state, head, h,
+                                                n, removed, aligned);
       }
       if (removes && removed != n - 1) {
         move_slot<threads>(cache, state, head, h, removed, n - 1);

@@ -128,9 +128,10 @@ void observe_attended(const Rule& rule, const cache_view<Scalar>& cache, const s
          Rule::observes ? extent{cache.blocks(), shares, blocks_of(cache.group, group_block)}
                         : extent{cache.blocks()},
          stream);
-  launch_early(observe_and_remove<Scalar, Rule>{cache, state, partial, rule, options,
-                                                attended.queries, nullptr, nullptr},
-               {cache.blocks(), static_cast<unsigned>(partial.tiles)}, stream);
+  launch_early(
+      observe_and_remove<Scalar, Rule>{cache, state, partial, rule, options, attended.queries,
+                                       nullptr, nullptr, cache.aligned()},
+      {cache.blocks(), static_cast<unsigned>(partial.tiles)}, stream);
 }
 
 }  // namespace detail

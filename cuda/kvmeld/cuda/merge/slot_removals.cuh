@@ -40,6 +40,21 @@ struct joining {
   float log_mass = 0;  ///< of the merged one
 };
 
+/// Log-mass and columns of `removed` into `into`'s.
+template <class Scalar>
+KVMELD_DEVICE void merge_numbers(const cache_view<Scalar>& cache, const state_view& state,
+                                 const head_context& head, index_t h, index_t into, index_t removed,
+                                 const joining& how) {
+  if (thread_index() < state.count) {
+    float& x = head.column(thread_index(), into);
+    x = kvmeld::detail::reduced_stat(state.merges[thread_index()], x,
+                                     head.column(thread_index(), removed));
+  }
+  if (thread_index() == 0) {
+    cache.log_mass_of(h)[into] = how.log_mass;
+  }
+}
+
 /// Rows, log-mass and columns of `removed` into `into`'s. A barrier before and one after.
 template <index_t Threads, class Scalar>
 KVMELD_DEVICE void merge_slot(const cache_view<Scalar>& cache, const state_view& state,
@@ -55,14 +70,7 @@ KVMELD_DEVICE void merge_slot(const cache_view<Scalar>& cache, const state_view&
   };
   merge(cache.keys.of(h), how.keys);
   merge(cache.values.of(h), how.values);
-  if (thread_index() < state.count) {
-    float& x = head.column(thread_index(), into);
-    x = kvmeld::detail::reduced_stat(state.merges[thread_index()], x,
-                                     head.column(thread_index(), removed));
-  }
-  if (thread_index() == 0) {
-    cache.log_mass_of(h)[into] = how.log_mass;
-  }
+  merge_numbers(cache, state, head, h, into, removed, how);
   sync_block();
 }
 

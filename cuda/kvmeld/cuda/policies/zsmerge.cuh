@@ -23,12 +23,12 @@ struct device_policy<zsmerge> {
   template <class Scalar>
   static void observe(const zsmerge& policy, const zsmerge_rule& rule,
                       const cache_view<Scalar>& cache, const state_view& state,
-                      const query_rows<Scalar>& queries,
+                      const query_rows<row_number<Scalar>>& queries,
                       const detail::prompt_memory<zsmerge_rule>& work, stream stream) {
     detail::add_column_sums(cache, state, queries, {.decay = policy.decay, .combine = rule.combine},
                             policy.decay, work.sums, work.measure, stream);
   }
-  /// Six launches.
+  /// Six launches; of narrow rows seven.
   template <class Scalar>
   static void plan(const zsmerge_rule& rule, const cache_view<Scalar>& cache,
                    const state_view& state, const head_budgets& limits,
@@ -39,7 +39,13 @@ struct device_policy<zsmerge> {
     detail::match_divided(dot_similarity{}, cache, work, stream);
     detail::write_rows(cache, state, work.divided, work.plan, detail::join_all{},
                        detail::residual_weights{rule.alpha}, limits.most_target(), stream);
-    apply(work.plan, cache, state, stream);
+    if constexpr (narrow_rows<Scalar>) {
+      launch(detail::merge_means<Scalar>{cache, state, rule, work.plan, cache.aligned()},
+             {cache.blocks()}, stream);
+      detail::apply_merged(work.plan, cache, state, stream);
+    } else {
+      apply(work.plan, cache, state, stream);
+    }
     launch(detail::fix_residuals<Scalar>{cache, state, rule, limits}, {cache.blocks()}, stream);
   }
 };

@@ -11,7 +11,7 @@ namespace kvmeld::cuda {
 /// KVMerger: sums as H2O's; runs of neighbours merge, several slots at once always. A plan selects
 /// those that take no part: the last, and the sinks and the best of the others together.
 struct kvmerger_rule : sum_rule {
-  static constexpr bool merges = true, always_plans = true;
+  static constexpr bool merges = true, reads_narrow_rows = true, always_plans = true;
   float heavy = 0;  ///< of the target, at least the sinks
   bool by_threshold = false;
   float epsilon = 0.75F, sigma = 0;
@@ -144,7 +144,7 @@ struct pair_cosines {
                                   float (&square)[own + 1]) const {
     const auto keys = cache.keys.of(h);
     for (index_t e = lane() * width; e < cache.dim; e += 32 * width) {
-      vector_16<Scalar> x[own + 1];
+      row_vector<Scalar> x[own + 1];
       unrolled<own + 1>([&](index_t k) {
         if ((k < own && joins[k]) || (k > 0 && joins[k - 1])) {
           x[k] = load_row(keys.at(slot[k]), e, cache.dim, aligned);

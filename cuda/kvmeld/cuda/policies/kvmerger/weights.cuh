@@ -107,7 +107,7 @@ struct gaussian_weights {
     unrolled<own>([&](index_t k) { slot[k] = row[k < left ? i0 + k : 0].source; });
     for (index_t e = lane() * width; e < cache.dim; e += 32 * width) {
       const auto p = load_row(pivot, e, cache.dim, aligned);
-      vector_16<Scalar> x[own];
+      row_vector<Scalar> x[own];
       unrolled<own>([&](index_t k) { x[k] = load_row(keys.at(slot[k]), e, cache.dim, aligned); });
       unrolled<own, width>([&](index_t k, index_t j) {
         const float apart = to_float(p[j]) - to_float(x[k][j]);

@@ -143,6 +143,56 @@ struct place_residuals {
   }
 };
 
+/// Rows of a plan of narrow rows that merge, into their anchors' slots, with the means in float. A
+/// warp has a head's keys, another its values: of a prompt, a row a few thousand sources one after
+/// another.
+template <class Scalar>
+struct merge_means {
+  static constexpr index_t threads = 64;
+  struct shared_memory {};
+
+  cache_view<Scalar> cache;
+  state_view state;
+  zsmerge_rule rule;
+  plan_view plan;
+  bool aligned;
+
+  /// Grid: heads.
+  KVMELD_DEVICE void operator()(shared_memory&) const {
+    const index_t h = cache.head(), rows = plan.rows[h];
+    for (index_t r0 = 0; r0 < rows; r0 += 32) {
+      const index_t* const begin = plan.begin + cache.bound(h, r0);
+      const index_t r = r0 + lane() < rows ? lane() : 0;
+      for (unsigned merging = ballot(r0 + lane() < rows && begin[r + 1] - begin[r] > 1);
+           merging != 0; merging &= merging - 1U) {
+        const index_t k = lowest_lane(merging);
+        merge(h, plan.sources + cache.slot(h, begin[k]),
+              plan.sources + cache.slot(h, begin[k + 1]));
+      }
+    }
+  }
+
+ private:
+  KVMELD_DEVICE void merge(index_t h, const merge_source* e, const merge_source* end) const {
+    using means = float_rows<Scalar>;
+    const means all = rule.means(cache, context_of(cache, state, h, 0), aligned);
+    const index_t anchor = e->source;
+    const auto own = all.of(cache, h, cache.length[h], anchor);
+    sync_block();  // both warps have found it
+    const auto x = warp() == 0 ? cache.keys.of(h) : cache.values.of(h);
+    const auto weight = warp() == 0 ? &merge_source::key_weight : &merge_source::value_weight;
+    typename means::numbers sum;
+    all.take(own, warp(), x.at(anchor), sum);
+    unrolled<means::width>([&](index_t j) { sum[j] *= e->*weight; });
+    add_sources<8>(x, weight, e + 1, end, lane() * means::width, cache.dim, aligned, sum);
+    all.put(own, warp(), x.at(anchor), sum);
+    if (thread_index() == 0) {
+      all.name(own, cache.position_of(h)[anchor]);
+    }
+    sync_block();  // the next row's is another
+  }
+};
+
 /// eq. 7: members weighted by their token counts; eq. 8: β = α ln w.
 struct residual_weights {
   float alpha;

@@ -2,6 +2,7 @@
 /// ZSMerge as the kernels know it, and its residual slots in a step.
 #pragma once
 
+#include "kvmeld/cuda/merge/float_rows.cuh"
 #include "kvmeld/cuda/merge/slot_removals.cuh"
 #include "kvmeld/cuda/score/rule.cuh"
 
@@ -11,7 +12,8 @@ namespace kvmeld::cuda {
 /// plans depend on how many residual slots there are already (`counted`): those missing are made.
 struct zsmerge_rule {
   static constexpr index_t columns = 3, observed_columns = 1;
-  static constexpr bool observes = true, evicts = true, merges = true, merges_removed = true;
+  static constexpr bool observes = true, evicts = true, merges = true, merges_removed = true,
+                        reads_narrow_rows = true;
   enum column_name : index_t { score, count, is_residual };
   group_combine combine = group_combine::sum;
   index_t sinks = 4;
@@ -57,8 +59,8 @@ struct zsmerge_rule {
   KVMELD_DEVICE bool merge_removed(of_warps<index_t, Threads>& number,
                                    of_warps<candidate, Threads>& best,
                                    const cache_view<Scalar>& cache, const state_view& state,
-                                   const head_context& head, index_t h, index_t n,
-                                   index_t removed) const {
+                                   const head_context& head, index_t h, index_t n, index_t removed,
+                                   bool aligned) const {
     index_t residuals = 0;
     KVMELD_ROLLED
     for (index_t s = thread_index(); s < n; s += Threads) {
@@ -73,9 +75,21 @@ struct zsmerge_rule {
     const float ours = head.column(count, into);
     const float theirs = head.column(count, removed), w = ours + theirs;
     const detail::two_weights mean{ours / w, theirs / w};
-    detail::merge_slot<Threads>(cache, state, head, h, into, removed,
-                                {true, mean, mean, alpha * logarithm(w)});
+    const detail::joining how{true, mean, mean, alpha * logarithm(w)};
+    if constexpr (narrow_rows<Scalar>) {
+      merge_narrow(cache, h, n, into, removed, mean, means(cache, head, aligned));
+      detail::merge_numbers(cache, state, head, h, into, removed, how);
+      sync_block();
+    } else {
+      detail::merge_slot<Threads>(cache, state, head, h, into, removed, how);
+    }
     return true;
+  }
+  /// Of narrow rows the running means in float.
+  template <class Scalar>
+  KVMELD_DEVICE detail::float_rows<Scalar> means(const cache_view<Scalar>& cache,
+                                                 const head_context& head, bool aligned) const {
+    return {head.memory, residual, cache.dim, aligned};
   }
 
   /// Names the residual slots: whatever is merged; then, while context overflows and a residual
@@ -102,6 +116,32 @@ struct zsmerge_rule {
   }
 
  private:
+  /// Two rows into one, of which the mean is kept; a warp has its key, another its value.
+  template <class Scalar>
+  KVMELD_DEVICE static void merge_narrow(const cache_view<Scalar>& cache, index_t h, index_t n,
+                                         index_t into, index_t removed,
+                                         const detail::two_weights& w,
+                                         const detail::float_rows<Scalar>& means) {
+    using rows = detail::float_rows<Scalar>;
+    typename rows::row own;
+    if (warp() < 2) {
+      own = means.of(cache, h, n, into);
+    }
+    sync_block();  // both warps have found it
+    if (warp() < 2) {
+      const auto x = warp() == 0 ? cache.keys.of(h) : cache.values.of(h);
+      typename rows::numbers sum;
+      means.take(own, warp(), x.at(into), sum);
+      const auto away = load_row(x.at(removed), lane() * rows::width, cache.dim, means.aligned);
+      unrolled<rows::width>(
+          [&](index_t j) { sum[j] = multiply_add(w.removed, to_float(away[j]), w.kept * sum[j]); });
+      means.put(own, warp(), x.at(into), sum);
+      if (thread_index() == 0) {
+        means.name(own, cache.position_of(h)[into]);
+      }
+    }
+  }
+
   /// Makes the `some` lowest slots of the context residual ones, `but` one.
   template <index_t Threads>
   KVMELD_DEVICE void name_residuals(of_warps<candidate, Threads>& shared, const head_context& head,
@@ -142,7 +182,7 @@ struct zsmerge_rule {
         const Scalar* const other = keys.at(s);
         float dot = 0;
         for (index_t i = lane(); i < cache.dim; i += 32) {
-          dot += to_float(other[i]) * to_float(key[i]);
+          dot += load_number(other, i, cache.dim) * load_number(key, i, cache.dim);
         }
         const candidate c = most_candidate(ordered(reduce_sum(dot)), s);
         best = c > best ? c : best;

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT
+// Policies that merge, on rows of 8 bits: the library's slots and numbers on the device too, a
+// merged row rounded once; and running means that do not stand still.
+#include <catch2/catch.hpp>
+
+#include "cuda/prompt_parity.hpp"
+#include "cuda/step_parity.hpp"
+#include "kvmeld/cuda/policies/kvmerger.cuh"
+#include "kvmeld/cuda/policies/zsmerge.cuh"
+
+namespace kvmeld::cuda {
+namespace parity_narrow_test {
+
+/// Prompts of several lengths with heads that are not due, dims of whole blocks and others.
+template <class Scalar, class Policy>
+void check_prompts(const Policy& p, std::uint64_t seed, index_t steps) {
+  using calls = policy_calls<Policy, Scalar>;
+  calls::check_compress(p, {.heads = 3, .dim = 64, .group = 3},
+                        {.slots = 50, .apart = -10, .random = true, .steps = steps}, 1e-5, seed);
+  calls::check_compress(p, {.heads = 2, .dim = 128, .group = 4, .paged = true},
+                        {.slots = 24, .random = true, .shuffled = true, .steps = steps}, 1e-5,
+                        seed + 1);
+  calls::check_compress(p, {.heads = 1, .dim = 72, .odd = 6},
+                        {.length = 300, .queries = 33, .slots = 40, .random = true}, 1e-5,
+                        seed + 2);
+}
+
+template <class Scalar, class Policy>
+void check_decode(const Policy& p, std::uint64_t seed) {
+  using calls = policy_calls<Policy, Scalar>;
+  calls::check_steps(p, {.heads = 2, .capacity = 33, .dim = 64, .group = 3},
+                     {30, {32}, 12, data::integers, 2}, 1e-5, seed);
+  calls::check_steps(p, {.heads = 2, .capacity = 41, .dim = 128, .group = 2, .paged = true},
+                     {30, {32, 39}, 20, data::integers, 2, attends::engine}, 1e-5, seed + 1);
+  calls::check_steps(p, {.heads = 2, .capacity = 33, .dim = 40, .group = 2, .odd = 12},
+                     {30, {32}, 12, data::random, 0}, 1e-5, seed + 2);
+}
+
+TEST_CASE("rows in q8_0: zsmerge") {
+  check_prompts<q8_0<float>>(zsmerge{}, 1, 4);
+  check_prompts<q8_0<float>>(zsmerge{.residual = 3, .prompt = zsmerge::prompt_mode::nearest}, 11,
+                             4);
+  check_decode<q8_0<float>>(zsmerge{}, 21);
+  check_decode<q8_0<float>>(zsmerge{.residual = 3, .sinks = 0, .new_token_competes = false}, 31);
+}
+TEST_CASE("rows in fp8: zsmerge") {  // its CPU twin rounds what it merges, and keeps no means
+  check_prompts<fp8_e4m3<float>>(zsmerge{}, 41, 0);
+  check_prompts<fp8_e4m3<float>>(zsmerge{.residual = 3, .prompt = zsmerge::prompt_mode::nearest},
+                                 51, 0);
+}
+TEST_CASE("rows in q8_0: kvmerger") {
+  check_prompts<q8_0<float>>(kvmerger{}, 61, 4);
+  check_decode<q8_0<float>>(kvmerger{}, 71);
+}
+TEST_CASE("rows in fp8: kvmerger") {
+  check_prompts<fp8_e4m3<float>>(kvmerger{}, 81, 4);
+  check_decode<fp8_e4m3<float>>(kvmerger{}, 91);
+}
+
+/// LAW: after any number of merges a residual slot has the rounding of the mean of its tokens, as
+/// these were stored: tokens about 1, then many about -1, which a rounded mean would not follow.
+template <class Scalar>
+void check_mean(std::uint64_t seed) {
+  using host = host_scalar<Scalar>;
+  const zsmerge policy;
+  const cache_case c{.heads = 2, .capacity = 17, .dim = 40, .group = 2};
+  const index_t tokens = 400, size = row_elements<Scalar>(c.dim);
+  auto kv = cache_of<host>(c);
+  mirror<host, Scalar> twin(policy, kv, fixtures::make_state(policy, kv), c);
+  auto& device = twin.device;
+  device_buffer<unsigned char> memory(workspace_bytes(policy, device.view()));
+  const auto nk = static_cast<std::size_t>(c.heads * c.dim);
+  device_buffer<float> q(2 * nk, 0), k(nk), v(nk), out(2 * nk);
+  std::vector<float> seen;  // [tokens, 2, heads, dim] as they are stored
+  emulator::chance random{seed};
+  for (index_t t = 0; t < tokens; ++t) {
+    for (device_buffer<float>* const x : {&k, &v}) {
+      for (index_t h = 0; h < c.heads; ++h) {
+        float* const row = x->host() + h * c.dim;
+        for (index_t i = 0; i < c.dim; ++i) {
+          row[i] = (t < tokens / 20 ? 1.0F : -1.0F) + 0.25F * number(random, data::random);
+        }
+        std::vector<Scalar> stored(static_cast<std::size_t>(size));
+        write_row(stored.data(), static_cast<const float*>(row), c.dim);
+        for (index_t i = 0; i < c.dim; ++i) {
+          seen.push_back(number_at(stored.data(), c.dim, i));
+        }
+      }
+    }
+    policy_calls<zsmerge, Scalar>::step(
+        policy, device.view(), device.state, q.data(), {k.data(), v.data()}, budget{16}, out.data(),
+        {memory.data(), memory.size()}, order(seed + static_cast<std::uint64_t>(t)));
+  }
+  for (index_t h = 0; h < c.heads; ++h) {
+    index_t residual = 0;
+    std::vector<char> alone(static_cast<std::size_t>(tokens), 0);
+    for (index_t s = 0; s < device.length[h]; ++s) {
+      residual =
+          device.log_mass[device.at(h, s)] > device.log_mass[device.at(h, residual)] ? s : residual;
+    }
+    for (index_t s = 0; s < device.length[h]; ++s) {
+      alone[static_cast<std::size_t>(device.position[device.at(h, s)])] = s == residual ? 0 : 1;
+    }
+    double worst = 0;
+    for (index_t plane = 0; plane < 2; ++plane) {
+      const Scalar* const row = plane == 0 ? device.key(h, residual) : device.value(h, residual);
+      for (index_t i = 0; i < c.dim; ++i) {
+        double mean = 0;
+        index_t merged = 0;
+        for (index_t t = 0; t < tokens; ++t) {
+          if (alone[static_cast<std::size_t>(t)] == 0) {
+            mean +=
+                double{seen[static_cast<std::size_t>(((t * 2 + plane) * c.heads + h) * c.dim + i)]};
+            ++merged;
+          }
+        }
+        REQUIRE(merged == tokens - 15);
+        worst = worse(worst, std::abs(double{number_at(row, c.dim, i)} - mean / merged) /
+                                 code_apart(row, c.dim, i));
+      }
+    }
+    CHECK(worst <= 0.502);  // half of a code
+  }
+}
+
+TEST_CASE("LAW: running means of narrow rows go where their tokens go") {
+  check_mean<q8_0<float>>(101);
+  check_mean<fp8_e4m3<float>>(102);
+}
+
+}  // namespace parity_narrow_test
+}  // namespace kvmeld::cuda
