@@ -31,9 +31,13 @@ template struct every_kernel<KVMELD_SCALAR>;
 template <class Scalar>
 struct narrow_kernels {
   static void call(const cache_view<Scalar>& cache, const state_view& state,
-                   const plan_memory& work, stream stream) {
+                   const query_rows<row_number<Scalar>>& queries, const plan_memory& work,
+                   stream stream) {
     device_policy<zsmerge>::plan(zsmerge_rule{}, cache, state, {}, work, stream);
     device_policy<kvmerger>::plan(kvmerger_rule{}, cache, state, {}, work, stream);
+    device_policy<d2o>::plan(d2o_rule{}, cache, state, {}, work, stream);
+    merge_first(keepkv_rule{}, cache, state, {}, work, stream);
+    estimate(keepkv_rule{}, cache, state, queries, stream);
     match_divided(cosine_similarity{}, cache, work, stream);
   }
 };

@@ -5,6 +5,8 @@
 
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
+#include "kvmeld/cuda/policies/d2o.cuh"
+#include "kvmeld/cuda/policies/keepkv.cuh"
 #include "kvmeld/cuda/policies/kvmerger.cuh"
 #include "kvmeld/cuda/policies/zsmerge.cuh"
 
@@ -55,6 +57,23 @@ TEST_CASE("rows in q8_0: kvmerger") {
 TEST_CASE("rows in fp8: kvmerger") {
   check_prompts<fp8_e4m3<float>>(kvmerger{}, 81, 4);
   check_decode<fp8_e4m3<float>>(kvmerger{}, 91);
+}
+TEST_CASE("rows in q8_0: d2o") {
+  check_prompts<q8_0<float>>(d2o{}, 101, 4);
+  check_decode<q8_0<float>>(d2o{}, 111);
+}
+TEST_CASE("rows in fp8: d2o") {
+  check_prompts<fp8_e4m3<float>>(d2o{}, 121, 4);
+  check_decode<fp8_e4m3<float>>(d2o{}, 131);
+}
+TEST_CASE("rows in q8_0: keepkv") {
+  check_prompts<q8_0<float>>(keepkv{}, 141, 4);
+  check_prompts<q8_0<float>>(keepkv{.merge_first = true}, 151, 0);
+  check_decode<q8_0<float>>(keepkv{}, 161);
+}
+TEST_CASE("rows in fp8: keepkv") {
+  check_prompts<fp8_e4m3<float>>(keepkv{}, 171, 4);
+  check_decode<fp8_e4m3<float>>(keepkv{}, 181);
 }
 
 /// LAW: after any number of merges a residual slot has the rounding of the mean of its tokens, as

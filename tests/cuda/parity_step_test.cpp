@@ -4,7 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "cuda/step_parity.hpp"
-#include "kvmeld/cuda/policies/d2o.cuh"
+#include "kvmeld/cuda/policies/ems.cuh"
 #include "kvmeld/cuda/policies/full_cache.cuh"
 #include "kvmeld/cuda/policies/h2o.cuh"
 #include "kvmeld/cuda/policies/snapkv.cuh"
@@ -129,7 +129,7 @@ TEST_CASE("step: rows in fp8") {
 }
 
 TEST_CASE("rows in q8_0 are refused for policies whose kernels do not read them") {
-  const d2o merges;
+  const ems merges;
   const cache_case c{.capacity = 40};
   auto kv = cache_of<kvmeld::q8_0>(c);
   mirror<kvmeld::q8_0> twin(merges, kv, fixtures::make_state(merges, kv), c);
@@ -140,7 +140,7 @@ TEST_CASE("rows in q8_0 are refused for policies whose kernels do not read them"
   float x = 0;
   const auto message = [](const char* call) {
     return Catch::Contains(std::string(call) +
-                           ": expected d2o with rows of float, half or bfloat16, got q8_0");
+                           ": expected ems with rows of float, half or bfloat16, got q8_0");
   };
   CHECK_THROWS_WITH(compress(merges, view, state, {}, budget{30}, space, order()),
                     message("cuda compress"));

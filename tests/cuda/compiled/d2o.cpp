@@ -10,5 +10,7 @@ namespace kvmeld::cuda {
 template struct policy_calls<d2o, float>;
 template struct policy_calls<d2o, half>;
 template struct policy_calls<d2o, bfloat16>;
+template struct policy_calls<d2o, q8_0<float>>;
+template struct policy_calls<d2o, fp8_e4m3<float>>;
 
 }  // namespace kvmeld::cuda

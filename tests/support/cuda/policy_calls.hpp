@@ -145,6 +145,10 @@ extern template struct policy_calls<zsmerge, q8_0<float>>;
 extern template struct policy_calls<zsmerge, fp8_e4m3<float>>;
 extern template struct policy_calls<kvmerger, q8_0<float>>;
 extern template struct policy_calls<kvmerger, fp8_e4m3<float>>;
+extern template struct policy_calls<d2o, q8_0<float>>;
+extern template struct policy_calls<d2o, fp8_e4m3<float>>;
+extern template struct policy_calls<keepkv, q8_0<float>>;
+extern template struct policy_calls<keepkv, fp8_e4m3<float>>;
 #endif
 
 }  // namespace kvmeld::cuda

@@ -50,8 +50,8 @@ struct device_policy<keepkv> {
   template <class Scalar>
   static void observe(const keepkv& policy, const keepkv_rule& rule,
                       const cache_view<Scalar>& cache, const state_view& state,
-                      const query_rows<Scalar>& queries, const detail::prompt_memory<keepkv_rule>&,
-                      stream stream) {
+                      const query_rows<row_number<Scalar>>& queries,
+                      const detail::prompt_memory<keepkv_rule>&, stream stream) {
     detail::estimate(rule, cache, state, queries.reference(policy.window), stream);
   }
   /// Six launches.
@@ -69,7 +69,7 @@ struct device_policy<keepkv> {
   template <class Scalar>
   static void plan_prompt(const keepkv& policy, const keepkv_rule& rule,
                           const cache_view<Scalar>& cache, const state_view& state,
-                          const query_rows<Scalar>&, const head_budgets& limits,
+                          const query_rows<row_number<Scalar>>&, const head_budgets& limits,
                           const detail::plan_memory& work, stream stream) {
     if (policy.merge_first) {
       detail::merge_first(rule, cache, state, limits, work, stream);

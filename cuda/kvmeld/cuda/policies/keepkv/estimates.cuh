@@ -12,7 +12,8 @@ namespace kvmeld::cuda::detail {
 /// all threads, come through the cache. Reads K once.
 template <class Scalar, index_t Depth>
 struct estimate_slots {
-  using shape = tile_shape<Scalar, Depth>;
+  using query = row_number<Scalar>;
+  using shape = tile_shape<product_scalar<Scalar, query_rows<query>>, Depth>;
   static constexpr index_t threads = shape::threads;
   struct shared_memory {
     typename shape::row_array keys;
@@ -20,7 +21,7 @@ struct estimate_slots {
 
   cache_view<Scalar> cache;
   state_view state;
-  query_rows<Scalar> queries;
+  query_rows<query> queries;
   keepkv_rule rule;
   bool aligned;
 
@@ -67,12 +68,15 @@ struct estimate_slots {
   }
 
  private:
-  KVMELD_DEVICE float dot(shared_memory& shared, index_t r, const Scalar* query) const {
+  KVMELD_DEVICE float dot(shared_memory& shared, index_t r, const query* row) const {
+    constexpr index_t many = vector_16<query>::size, width = shape::width;
     float sum = 0;
-    for (index_t k = 0; k < cache.dim; k += shape::width) {
-      const auto x = shared.keys.vector(shape::place(r, k));
-      const auto y = load_row(query, k, cache.dim, aligned);
-      unrolled<shape::width>([&](index_t j) { sum += to_float(x[j]) * to_float(y[j]); });
+    for (index_t k = 0; k < cache.dim; k += many) {
+      const auto y = load_row(row, k, cache.dim, aligned);
+      unrolled<many / width>([&](index_t v) {
+        const auto x = shared.keys.vector(shape::place(r, k + v * width));
+        unrolled<width>([&](index_t j) { sum += to_float(x[j]) * to_float(y[v * width + j]); });
+      });
     }
     return sum;
   }
@@ -80,7 +84,7 @@ struct estimate_slots {
 
 template <class Scalar>
 void estimate(const keepkv_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-              const query_rows<Scalar>& queries, stream stream) {
+              const query_rows<row_number<Scalar>>& queries, stream stream) {
   with_depth<128, 256>(cache.dim, [&](auto depth) {
     using kernel = estimate_slots<Scalar, decltype(depth)::value>;
     launch(kernel{cache, state, queries, rule, cache.aligned() && queries.aligned()},

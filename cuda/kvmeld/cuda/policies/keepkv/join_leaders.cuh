@@ -44,7 +44,7 @@ struct near_columns {
 /// those of the tile decide one after another, by which of them are near to each other alone.
 template <class Scalar, index_t Depth>
 struct join_leaders {
-  using tiles = tile_stream<Scalar, Depth>;
+  using tiles = tile_stream<product_number<Scalar>, Depth>;
   using nearest = nearest_columns<tiles>;
   static constexpr index_t threads = tiles::threads, resident = 1;
   static constexpr index_t rows = tiles::rows, columns = tiles::columns;
