@@ -178,6 +178,7 @@ def test_shared_slots_are_those_of_the_highest_scores(policy):
 def test_shared_slots_that_cannot_be_are_refused():
     for text, message in (
         ("fold/5", "fold: expected at least 7 slots to share, got 5"),
+        ("fold:leverage_exponent=1/40", "fold: expected a leverage exponent of 0"),
         ("fold/x", "fold: expected policy/slots with 1 to 1e9 slots to share, got 'fold/x'"),
         ("streaming_llm/90", "streaming_llm: expected a policy with a score per slot for shared budgets, got one"),
     ):

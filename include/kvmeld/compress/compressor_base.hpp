@@ -2,6 +2,7 @@
 /// What a compressor holds, and what its calls refuse.
 #pragma once
 
+#include <deque>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -188,15 +189,21 @@ class compressor_base : protected head_policies<P> {
   }
   /// Slots for each head, `slots` on average, by one threshold over their scores.
   std::vector<index_t> divide(const std::vector<index_t>& heads, index_t slots) {
-    const auto shared = shared_slots::of(policy_of(heads.front()));
-    std::vector<std::vector<float>> scores;
+    const P& policy = policy_of(heads.front());
+    const auto shared = shared_slots::of(policy);
+    std::vector<std::vector<float>> scores(heads.size());
+    std::deque<seen_head> behind_seals;
     index_t longest = 0;
     for (const index_t h : heads) {
-      const seen_head behind_seal = seen(h);
-      const head_ref& head = behind_seal.head();
+      const head_ref& head = behind_seals.emplace_back(kv_.head(h), of(h).sealed).head();
       longest = std::max(longest, head.length());
       of(h).state.extend(head.length());  // tokens that came without queries have no score
-      add_shared_scores(head, of(h).state.column(shared.column), shared, scores.emplace_back());
+    }
+    const auto head_of = [&](std::size_t i) -> const head_ref& { return behind_seals[i].head(); };
+    const auto state_of = [&](std::size_t i) -> head_state& { return of(heads[i]).state; };
+    weigh_scores(policy, heads.size(), head_of, state_of);
+    for (std::size_t i = 0; i < heads.size(); ++i) {
+      add_shared_scores(head_of(i), state_of(i).column(shared.column), shared, scores[i]);
     }
     return this->shares_by_layer(heads.front())
                ? divide_by_layer(scores, kv_.head(0).spec().kv_heads, shared, slots, longest)

@@ -82,6 +82,18 @@ void average_scores(index_t heads, const auto& state) {
   }
 }
 
+/// Before slots are divided: lets a policy that wants it weigh the scores of a head by all `heads`
+/// that share them (`fold::leverage_exponent`). `head(i)`: `head_ref`, `state(i)`: of as many
+/// slots.
+template <class P>
+void weigh_scores(const P& p, std::size_t heads, const auto& head, const auto& state) {
+  if constexpr (requires { p.visit([](const auto&) {}); }) {
+    p.visit([&](const auto& one) { weigh_scores(one, heads, head, state); });
+  } else if constexpr (requires { p.weigh_scores(heads, head, state); }) {
+    p.weigh_scores(heads, head, state);
+  }
+}
+
 /// Adds the scores of a head's slots that may be shared out to the end of `scores`, in slot order:
 /// neither sinks nor the latest tokens. `column [length]`: the state's, `shared.column`.
 inline void add_shared_scores(const head_ref& head, std::span<const float> column,

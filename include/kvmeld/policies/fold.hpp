@@ -6,6 +6,7 @@
 
 #include "kvmeld/policies/fold/decode.hpp"
 #include "kvmeld/policies/fold/layout.hpp"
+#include "kvmeld/policies/fold/model_leverage.hpp"
 #include "kvmeld/policies/fold/prompt.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
@@ -58,6 +59,9 @@ struct fold {
   /// M: `mean`.
   float gain = 0.4F;
   index_t mean = 0;  ///< slots of a head of the model, on average (`sharing`); 0: no gain
+  /// By scores, in [0, 2]: the power of a token's mean leverage over all heads that share slots
+  /// which its scores are multiplied by (ours, `leverage_weights`). Needs one owner of them.
+  float leverage_exponent = 0;
 
   static constexpr std::string_view name() { return "fold"; }
   static void parameters(auto& p, auto f) {
@@ -70,14 +74,25 @@ struct fold {
         f("clusters", p.clusters), f("prompt_recent", p.prompt_recent),
         f("score_share", p.score_share), f("room_recent", p.room_recent),
         f("room_share", p.room_share), f("evicted", p.evicted), f("gain", p.gain),
-        f("mean", p.mean);
+        f("mean", p.mean), f("leverage_exponent", p.leverage_exponent);
   }
-  /// The tokens that a slot stands for; by scores also the largest of its `prompt_scores`.
-  enum column_name : index_t { tokens, prompt_score };
+  /// The tokens that a slot stands for; by scores also the largest of its `prompt_scores`, and with
+  /// an exponent what that was multiplied by, 0 before.
+  enum column_name : index_t { tokens, prompt_score, score_weight };
   std::span<const slot_stat> slot_stats() const {
-    static constexpr std::array<slot_stat, 2> all = {slot_stat{slot_reduce::sum, 1},
+    static constexpr std::array<slot_stat, 3> all = {slot_stat{slot_reduce::sum, 1},
+                                                     slot_stat{slot_reduce::max, 0},
                                                      slot_stat{slot_reduce::max, 0}};
-    return std::span(all).first(pins == pin_rule::scores ? 2 : 1);
+    return std::span(all).first(weighs() ? 3 : pins == pin_rule::scores ? 2 : 1);
+  }
+  bool weighs() const { return pins == pin_rule::scores && leverage_exponent > 0; }
+  /// Weighs the scores of a prompt by the leverage of all `heads` that share slots, before these
+  /// are divided. `head(i)`, `state(i)`: of head `i`; the state is of all its slots.
+  void weigh_scores(std::size_t heads, const auto& head, const auto& state) const {
+    if (weighs()) {
+      const detail::leverage_weights weigh{leverage_exponent, leverage_ridge};
+      weigh.apply(heads, head, state, prompt_score, score_weight);
+    }
   }
   std::size_t memory(index_t dim, index_t group, index_t) const {
     return as_size(detail::fold_layout{decode.queries, group, dim}.size());
@@ -146,6 +161,8 @@ struct fold {
     expects(evicted >= 0 && evicted < 1, "fold: expected an evicted share in [0, 1), got ",
             evicted);
     expects(gain >= 0 && gain <= 1, "fold: expected a gain in [0, 1], got ", gain);
+    expects(leverage_exponent >= 0 && leverage_exponent <= 2,
+            "fold: expected a leverage exponent in [0, 2], got ", leverage_exponent);
     search::expect_count(name(), "slots of a head on average", mean, 0);
     prompt.validate();
     decode.validate();
@@ -165,6 +182,9 @@ struct fold {
       std::vector<float> now(score.size());
       prompt_scores(head, queries.last(queries.count + queries.before),
                     {.leverage_ridge = leverage_ridge}, now);
+      if (weighs()) {
+        detail::leverage_weights::again(state.column(score_weight), now);
+      }
       const index_t begin = head.next_position() - queries.count - queries.before;
       const auto scored = memory_of(head, state).scored();
       const bool all = scored.count() == 0 || begin <= scored.begin;
