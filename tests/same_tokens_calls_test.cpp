@@ -84,4 +84,46 @@ TEST_CASE("heads of the same tokens: a saved request of other tokens is refused"
   }
 }
 
+TEST_CASE("heads of the same tokens: heads of a window are stepped one by one, in any order") {
+  kvmeld::attention_spec full = layer_spec, cut = layer_spec;
+  cut.window = 8;
+  kvmeld::cache kv(std::vector{cut, full}, {.layers = 2, .requests = 2, .capacity = 40}),
+      each(std::vector{cut, full}, {.layers = 2, .requests = 2, .capacity = 40});
+  kvmeld::compressor meld(kv, kvmeld::h2o{}, budget::same_tokens(16, 4)),
+      apart(each, kvmeld::h2o{}, budget::same_tokens(16, 4));
+  const std::vector<index_t> full_layer{4, 5}, mixed{4, 5, 3, 0}, last{3}, first{0};
+  for (index_t step = 0; step < 60; ++step) {
+    const std::vector<float> q = normal(4 * group * dim), k = normal(4 * dim);
+    std::vector<float> out(q.size()), wanted(q.size());
+    meld.step(mixed, {q, k, k}, out);
+    const auto part = [&](const std::vector<index_t>& heads, std::size_t from) {
+      const std::size_t n = heads.size(), row = dim, rows = group * row;
+      apart.step(
+          heads,
+          {std::span(q).subspan(from * rows, n * rows), std::span(k).subspan(from * row, n * row),
+           std::span(k).subspan(from * row, n * row)},
+          std::span(wanted).subspan(from * rows, n * rows));
+    };
+    part(full_layer, 0), part(last, 2), part(first, 3);
+    CHECK(out == wanted);
+    CHECK(kv.head(4).length() == kv.head(5).length());
+  }
+  for (const index_t h : mixed) {
+    CHECK(same_head(kv.head(h), each.head(h)));
+  }
+}
+
+TEST_CASE("a saved request with a position that no token has is refused", "[errors]") {
+  const index_t position = GENERATE(-5, tokens);
+  model_cache kv(tokens + 4);
+  kvmeld::compressor meld(kv, kvmeld::h2o{}, budget{.slots = slots});
+  const prompt_rows prompt(tokens);
+  read(meld, kv, prompt, 0, tokens), meld.end_prompt(0);
+  kv.head(1).position(10) = position;
+  std::stringstream file;
+  meld.save(file, 0);
+  CHECK_THROWS_WITH(meld.load(file, 1),
+                    Catch::Contains("load: expected positions of 0 to 89, got"));
+}
+
 }  // namespace same_tokens_calls_test

@@ -258,16 +258,16 @@ bool head_calls<P>::due_alike(const head_selection& heads) {
   const index_t n = kv_.head(0).spec().kv_heads;
   bool any = false;
   for (index_t i = 0; i < heads.count(); i += n) {
-    const index_t first = heads[i], length = kv_.head(first).length();
-    bool all = this->is_due(first);
-    for (index_t h = first; h < first + n; ++h) {
-      all = all && kv_.head(h).length() == length;
+    // A layer that is cut may be in parts, whose heads evict by themselves.
+    bool all = this->alike(heads[i]) && this->is_due(heads[i]);
+    for (index_t k = i; k < std::min(i + n, heads.count()); ++k) {
+      all = all && kv_.head(heads[k]).length() == kv_.head(heads[i]).length();
     }
     if (all) {
-      this->average(head_range{first, n}, true);
+      this->average(head_range{heads[i], n}, true);
     }
-    for (index_t h = first; h < first + n; ++h) {
-      of(h).due = all;
+    for (index_t k = i; k < std::min(i + n, heads.count()); ++k) {
+      of(heads[k]).due = all;
     }
     any = any || all;
   }

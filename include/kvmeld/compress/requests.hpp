@@ -152,6 +152,7 @@ class request_calls : protected head_calls<P> {
     this->expect_between("save", request);
     byte_writer limits(out);
     saved_request heads{*this, this->heads_of("save", request)};
+    this->expect_alike("save", heads.list);
     for (const index_t h : heads.list) {
       if (of(h).sealed > 0) {
         limits.put(-of(h).sealed);

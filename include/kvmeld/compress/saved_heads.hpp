@@ -223,6 +223,13 @@ void load_heads(std::istream& in, Heads& heads) {
                                   as_size(own.length) * sizeof(index_t)) == 0;
     expects(errc::corrupt_file, same, "load: expected all heads of each layer with the same tokens",
             ", got other tokens in head ", h, " of the request than in head ", heads.like(h));
+    for (index_t s = 0; s < own.length; ++s) {
+      index_t position = 0;
+      std::memcpy(&position, bytes.data() + own.positions + as_size(s) * sizeof position,
+                  sizeof position);
+      expects(errc::corrupt_file, position >= 0 && position < own.next_position,
+              "load: expected positions of 0 to ", own.next_position - 1, ", got ", position);
+    }
   }
   // All is read and right: from here on nothing throws.
   const unsigned char* next = bytes.data();
