@@ -104,6 +104,10 @@ class compressor_base : protected head_policies<P> {
             ", got ", h);
   }
 
+  /// Does head `h` hold every token of its request, none of them sealed?
+  bool is_whole(index_t h) const {
+    return of(h).sealed == 0 && kv_.head(h).length() == kv_.head(h).next_position();
+  }
   /// What the policy of head `h` sees of it.
   seen_head seen(index_t h) const { return {kv_.head(h), of(h).sealed}; }
   one_head& of(index_t head) { return heads_[as_size(head)]; }
@@ -292,6 +296,9 @@ void compressor_base<P>::expect_queries(const head_selection& heads, const queri
             "), got ", q.tokens());
     if (head.check_finite()) {
       expect_finite("prompt: expected finite queries", q.rows());
+    }
+    if (is_whole(heads[i])) {
+      q.of_head(i, [&](const auto& own) { expect_log_sum_exp("prompt", head, own); });
     }
   }
 }

@@ -209,8 +209,8 @@ void head_calls<P>::measure(index_t h, index_t i, const queries& q) {
   one_head& one = of(h);
   by_policy(h, [&](const auto& p) {
     q.of_head(i, [&](auto own) {
-      if (one.sealed > 0) {
-        own.log_sum_exp = nullptr;  // the engine's attention was over the sealed slots too
+      if (!this->is_whole(h)) {
+        own.log_sum_exp = nullptr;  // the engine's attention was over other slots
       }
       observe_prompt(p, behind_seal.head(), one.state, one.held, own);
     });

@@ -3,14 +3,16 @@
 #pragma once
 
 #include <Eigen/Core>
-#include <algorithm>  // std::min
-#include <cmath>      // std::log
+#include <algorithm>  // std::min, std::transform
+#include <cmath>      // std::abs, std::log
 #include <concepts>   // std::invocable
 #include <limits>     // std::numeric_limits
 #include <span>
+#include <vector>
 
 #include "kvmeld/memory/view.hpp"
 #include "kvmeld/score/fused_similarity.hpp"
+#include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/score/tile_products.hpp"
 
@@ -184,6 +186,30 @@ inline void attend(const head_ref& head, const float* q, float* out,
                    std::span<float> probabilities = {}, std::span<float> log_sum_exp = {},
                    fused_similarity* comparison = nullptr) {
   attend(head, log_mass_of(head), q, out, probabilities, log_sum_exp, comparison);
+}
+
+/// Refused: a log-sum-exp that is not of this head's attention, as the last of its tokens' queries
+/// shows: in another base, without log-mass or a sink. What a storage of few bits rounds is not
+/// seen.
+template <class Query>
+void expect_log_sum_exp(const char* call, const head_ref& head, const query_view<Query>& own) {
+  if (own.log_sum_exp == nullptr || own.count == 0) {
+    return;
+  }
+  const index_t group = head.group(), dim = head.dim(), last = own.count - 1;
+  std::vector<float> q(as_size(group, dim)), out(as_size(group, head.value_dim()));
+  std::vector<float> measured(as_size(group));
+  for (index_t g = 0; g < group; ++g) {
+    std::transform(own.at(g, last), own.at(g, last) + dim, q.data() + std::ptrdiff_t{g} * dim,
+                   [](Query x) { return static_cast<float>(x); });
+  }
+  attend(head, q.data(), out.data(), {}, measured);
+  for (index_t g = 0; g < group; ++g) {
+    const float wanted = measured[as_size(g)], got = own.log_sum(g, last);
+    expects(!(std::abs(got - wanted) > 0.5F + 0.1F * std::abs(wanted)), call,
+            ": expected a log-sum-exp near ", wanted,
+            " (natural logarithm) of the last query, got ", got);
+  }
 }
 
 }  // namespace kvmeld::inline v0

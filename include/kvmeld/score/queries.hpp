@@ -5,7 +5,9 @@
 #include <algorithm>  // std::min
 #include <cmath>      // std::isfinite
 #include <cstddef>    // std::ptrdiff_t
+#include <limits>     // std::numeric_limits
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "kvmeld/memory/convert.hpp"
@@ -126,13 +128,20 @@ class queries {
   }
 
   /// The same with each row's log-sum-exp of its logits, natural logarithm, `[query heads, tokens]`
-  /// from the engine's prefill: half of a score's work is saved. Refused: another number of floats.
+  /// from the engine's prefill over the slots that the heads hold, a sink's among them: scores by
+  /// column sums save half of their work. What is sealed or was compressed before is scored without
+  /// it. Refused: another number of floats, NaN, +Inf; by `prompt`, numbers that the last row's
+  /// keys do not give.
   queries with_log_sum_exp(std::span<const float> log_sum_exp) const {
     const auto wanted = as_size(heads_ * group_, tokens_);
     expects(log_sum_exp.size() == wanted, "queries: expected log_sum_exp [", heads_ * group_, ", ",
             tokens_, "] (", wanted, " floats), got ", log_sum_exp.size());
     expects(wanted == 0 || log_sum_exp.data() != nullptr,
             "queries: expected log_sum_exp, got null");
+    expects(errc::not_finite,
+            std::ranges::all_of(log_sum_exp,
+                                [](float x) { return x < std::numeric_limits<float>::infinity(); }),
+            "queries: expected log_sum_exp below infinity, got NaN or Inf");
     queries q = *this;
     q.log_sum_exp_ = log_sum_exp;
     return q;
