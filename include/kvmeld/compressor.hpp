@@ -76,9 +76,6 @@ class compressor : private detail::request_calls<P> {
   void end_prompt(index_t request, const E& run = {}) {
     const std::vector<index_t> heads = this->heads_of("end_prompt", request);
     const std::vector<index_t> slots = this->prompt_slots(heads);
-    for (std::size_t i = 0; i < heads.size(); ++i) {
-      this->expect_prompt("end_prompt", heads[i], {slots[i]});
-    }
     lease work(this->pool_, run.workers());
     run(kv_.per_request(), [&](index_t i, index_t worker) {
       this->finish(heads[as_size(i)], slots[as_size(i)], work[worker]);

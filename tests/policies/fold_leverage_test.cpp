@@ -61,9 +61,12 @@ struct measured {
     }
   }
   void weigh(const std::vector<std::size_t>& order = {0, 1, 2, 3}) {
-    kvmeld::weigh_scores(
+    const auto weights = kvmeld::score_weights(
         policy, order.size(), [&](std::size_t i) { return kv.head(place(order[i])); },
         [&](std::size_t i) -> kvmeld::head_state& { return states[order[i]]; });
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      kvmeld::keep_weights(policy, weights[i], states[order[i]]);
+    }
   }
 };
 
@@ -212,6 +215,30 @@ TEST_CASE("fold refuses a leverage exponent that is none", "[errors][fold]") {
                       Catch::Contains("fold: expected a leverage exponent in [0, 2]"));
   }
   CHECK(kvmeld::make_policy("fold:leverage_exponent=2").name() == "fold");
+}
+
+TEST_CASE("an end_prompt that is refused leaves scores and weights as they are", "[fold][errors]") {
+  const prompt_rows rows = uneven();
+  model_cache kv(tokens + 60);
+  kvmeld::compressor meld(kv, with(2), budget::shared(slots));
+  for (index_t l = 0; l < layers_of; ++l) {
+    rows.append(kv, l, 0, 0, tokens);
+  }
+  const auto give = [&](index_t l) {
+    meld.prompt(model_cache::of(l, 0),
+                kvmeld::queries(rows.queries(l, 0, tokens), tokens, layer_spec));
+  };
+  give(0);
+  const auto own = meld.state(0).column(score);
+  const std::vector<float> before(own.begin(), own.end());
+  CHECK_THROWS_WITH(meld.end_prompt(0), Catch::Contains("expected the prompt's queries, got none"));
+  CHECK(std::ranges::equal(meld.state(0).column(score), before));
+  CHECK(std::ranges::count(meld.state(0).column(weight), 0.0F) == tokens);
+  give(1), meld.end_prompt(0);
+  compressed whole(with(2), rows);
+  for (index_t h = 0; h < kv_heads_of; ++h) {
+    CHECK(same_head(kv.head(h), whole.kv.head(h)));
+  }
 }
 
 }  // namespace fold_leverage_test

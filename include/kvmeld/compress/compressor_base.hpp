@@ -166,14 +166,15 @@ class compressor_base : protected head_policies<P> {
     }
   }
 
-  /// Slots that each of a request's heads is brought to after its prompt.
+  /// Slots that a request's heads are brought to after its prompt. Refused: as `end_prompt` does.
   std::vector<index_t> prompt_slots(const std::vector<index_t>& heads) {
     std::vector<index_t> slots, sharing;
+    std::deque<seen_head> behind_seals;
     for (const index_t h : heads) {
       slots.push_back(slots_of(h));
       if (shares(h)) {
         expect_left("end_prompt", h, of(h).held.begun());
-        sharing.push_back(h);
+        sharing.push_back(h), behind_seals.emplace_back(kv_.head(h), of(h).sealed);
       }
     }
     expect_alike("end_prompt", heads);
@@ -183,35 +184,28 @@ class compressor_base : protected head_policies<P> {
       }
     }
     average(heads, false);
+    std::vector<std::vector<float>> weights;
+    const auto head_of = [&](std::size_t i) -> const head_ref& { return behind_seals[i].head(); };
+    const auto state_of = [&](std::size_t i) -> head_state& { return of(sharing[i]).state; };
     if (!sharing.empty()) {
-      const std::vector<index_t> divided = divide(sharing, slots_of(sharing.front()));
+      for (std::size_t i = 0; i < sharing.size(); ++i) {
+        state_of(i).extend(head_of(i).length());  // tokens without queries have no score
+      }
+      const index_t first = sharing.front();
+      const auto divided =
+          divide_by_scores(policy_of(first), sharing.size(), head_of, state_of, slots_of(first),
+                           this->shares_by_layer(first) ? kv_.head(0).spec().kv_heads : 1, weights);
       for (std::size_t i = 0, next = 0; i < heads.size(); ++i) {
         slots[i] = shares(heads[i]) ? divided[next++] : slots[i];
       }
     }
-    return slots;
-  }
-  /// Slots for each head, `slots` on average, by one threshold over their scores.
-  std::vector<index_t> divide(const std::vector<index_t>& heads, index_t slots) {
-    const P& policy = policy_of(heads.front());
-    const auto shared = shared_slots::of(policy);
-    std::vector<std::vector<float>> scores(heads.size());
-    std::deque<seen_head> behind_seals;
-    index_t longest = 0;
-    for (const index_t h : heads) {
-      const head_ref& head = behind_seals.emplace_back(kv_.head(h), of(h).sealed).head();
-      longest = std::max(longest, head.length());
-      of(h).state.extend(head.length());  // tokens that came without queries have no score
-    }
-    const auto head_of = [&](std::size_t i) -> const head_ref& { return behind_seals[i].head(); };
-    const auto state_of = [&](std::size_t i) -> head_state& { return of(heads[i]).state; };
-    weigh_scores(policy, heads.size(), head_of, state_of);
     for (std::size_t i = 0; i < heads.size(); ++i) {
-      add_shared_scores(head_of(i), state_of(i).column(shared.column), shared, scores[i]);
+      expect_prompt("end_prompt", heads[i], {slots[i]});
     }
-    return this->shares_by_layer(heads.front())
-               ? divide_by_layer(scores, kv_.head(0).spec().kv_heads, shared, slots, longest)
-               : divide_slots(scores, shared, slots, longest);
+    for (std::size_t i = 0; i < sharing.size(); ++i) {
+      keep_weights(policy_of(sharing[i]), weights[i], state_of(i));
+    }
+    return slots;
   }
 
   /// Before head `h` is brought to budget `b`.

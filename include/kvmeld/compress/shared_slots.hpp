@@ -82,27 +82,41 @@ void average_scores(index_t heads, const auto& state) {
   }
 }
 
-/// Before slots are divided: lets a policy that wants it weigh the scores of a head by all `heads`
-/// that share them (`fold::leverage_exponent`). `head(i)`: `head_ref`, `state(i)`: of as many
-/// slots.
+/// What the scores of `heads` that share slots are multiplied by before these are divided, of a
+/// policy that wants it (`fold::leverage_exponent`); else none. `head(i)`: `head_ref`, `state(i)`:
+/// of as many slots.
 template <class P>
-void weigh_scores(const P& p, std::size_t heads, const auto& head, const auto& state) {
+std::vector<std::vector<float>> score_weights(const P& p, std::size_t heads, const auto& head,
+                                              const auto& state) {
   if constexpr (requires { p.visit([](const auto&) {}); }) {
-    p.visit([&](const auto& one) { weigh_scores(one, heads, head, state); });
-  } else if constexpr (requires { p.weigh_scores(heads, head, state); }) {
-    p.weigh_scores(heads, head, state);
+    return p.visit([&](const auto& one) { return score_weights(one, heads, head, state); });
+  } else if constexpr (requires { p.score_weights(heads, head, state); }) {
+    return p.score_weights(heads, head, state);
+  } else {
+    return std::vector<std::vector<float>>(heads);
+  }
+}
+/// Makes them part of a head's state.
+template <class P>
+void keep_weights(const P& p, std::span<const float> weights, head_state& state) {
+  if constexpr (requires { p.visit([](const auto&) {}); }) {
+    p.visit([&](const auto& one) { keep_weights(one, weights, state); });
+  } else if constexpr (requires { p.keep_weights(weights, state); }) {
+    p.keep_weights(weights, state);
   }
 }
 
 /// Adds the scores of a head's slots that may be shared out to the end of `scores`, in slot order:
-/// neither sinks nor the latest tokens. `column [length]`: the state's, `shared.column`.
+/// neither sinks nor the latest tokens. `column [length]`: the state's, `shared.column`; `weights
+/// [length]` multiply it, if there are any.
 inline void add_shared_scores(const head_ref& head, std::span<const float> column,
-                              const shared_slots& shared, std::vector<float>& scores) {
+                              const shared_slots& shared, std::vector<float>& scores,
+                              std::span<const float> weights = {}) {
   const index_t end = head.next_position() - shared.latest;
   for (index_t s = 0; s < head.length(); ++s) {
     const index_t at = head.position(s);
     if (at >= shared.sinks && at < end) {
-      scores.push_back(column[as_size(s)]);
+      scores.push_back(column[as_size(s)] * (weights.empty() ? 1.0F : weights[as_size(s)]));
     }
   }
 }
@@ -166,6 +180,30 @@ inline std::vector<index_t> divide_by_layer(std::vector<std::vector<float>> scor
     of_heads.insert(of_heads.end(), as_size(kv_heads), n);
   }
   return of_heads;
+}
+
+/// Slots for each of `heads` heads, `slots` on average, by their scores times `weights
+/// [heads][slots]`, which it finds; equal ones for every `alike` heads. `head(i)`, `state(i)`: as
+/// of `score_weights`.
+template <class P>
+std::vector<index_t> divide_by_scores(const P& p, std::size_t heads, const auto& head,
+                                      const auto& state, index_t slots, index_t alike,
+                                      std::vector<std::vector<float>>& weights) {
+  const auto shared = shared_slots::of(p);
+  index_t longest = 0;
+  for (std::size_t i = 0; i < heads; ++i) {
+    longest = std::max(longest, head(i).length());
+  }
+  weights.resize(heads);
+  if (longest > slots) {
+    weights = score_weights(p, heads, head, state);
+  }
+  std::vector<std::vector<float>> scores(heads);
+  for (std::size_t i = 0; i < heads; ++i) {
+    add_shared_scores(head(i), state(i).column(shared.column), shared, scores[i], weights[i]);
+  }
+  return alike > 1 ? divide_by_layer(std::move(scores), alike, shared, slots, longest)
+                   : divide_slots(scores, shared, slots, longest);
 }
 
 }  // namespace kvmeld::inline v0

@@ -85,15 +85,16 @@ struct fold {
                                                      slot_stat{slot_reduce::max, 0}};
     return std::span(all).first(weighs() ? 3 : pins == pin_rule::scores ? 2 : 1);
   }
-  bool weighs() const { return pins == pin_rule::scores && leverage_exponent > 0; }
-  /// Weighs the scores of a prompt by the leverage of all `heads` that share slots, before these
-  /// are divided. `head(i)`, `state(i)`: of head `i`; the state is of all its slots.
-  void weigh_scores(std::size_t heads, const auto& head, const auto& state) const {
-    if (weighs()) {
-      const detail::leverage_weights weigh{leverage_exponent, leverage_ridge};
-      weigh.apply(heads, head, state, prompt_score, score_weight);
-    }
+  detail::leverage_weights weights() const {
+    return {leverage_exponent, leverage_ridge, prompt_score, score_weight};
   }
+  bool weighs() const { return pins == pin_rule::scores && leverage_exponent > 0; }
+  /// What the scores of a prompt are multiplied by (`leverage_weights`); none without an exponent.
+  std::vector<std::vector<float>> score_weights(std::size_t heads, const auto& head,
+                                                const auto& state) const {
+    return weighs() ? weights().of(heads, head, state) : std::vector<std::vector<float>>(heads);
+  }
+  void keep_weights(std::span<const float> by, head_state& s) const { weights().keep(by, s); }
   std::size_t memory(index_t dim, index_t group, index_t) const {
     return as_size(detail::fold_layout{decode.queries, group, dim}.size());
   }
