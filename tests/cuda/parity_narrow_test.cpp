@@ -147,5 +147,53 @@ TEST_CASE("LAW: running means of narrow rows go where their tokens go") {
   check_mean<fp8_e4m3<float>>(102);
 }
 
+/// LAW: merged rows of fp8 are finite where their sums are. Keys whose first channel is 448, which
+/// KeepKV scales by more than 1 where logits are negative: the sum leaves fp8.
+TEST_CASE("LAW: keepkv's merged keys in fp8 are finite at the end of its range") {
+  using Scalar = fp8_e4m3<float>;
+  const keepkv policy;
+  const cache_case c{.heads = 2, .capacity = 73, .dim = 40, .group = 1};
+  auto host = cache_of<host_scalar<Scalar>>(c);
+  emulator::chance random{7};
+  constexpr index_t tokens = 70, queries = 16;
+  for (index_t h = 0; h < c.heads; ++h) {
+    std::vector<float> k, v;
+    for (index_t e = 0; e < tokens * c.dim; ++e) {
+      k.push_back(e % c.dim == 0 ? 448.0F : whole(random, 8));
+      v.push_back(whole(random, 8));
+    }
+    host.append(h, k, v);
+  }
+  auto state = fixtures::make_state(policy, host);
+  for (index_t h = 0; h < c.heads; ++h) {
+    state[h].extend(tokens);
+  }
+  mirror<host_scalar<Scalar>, Scalar> twin(policy, host, state, c);
+  auto& device = twin.device;
+  const index_t row = c.heads * c.dim;
+  device_buffer<float> q(static_cast<std::size_t>(queries * row));
+  for (index_t e = 0; e < queries * row; ++e) {
+    q[e] = e % c.dim == 0 ? -0.0625F : 0.125F * whole(random, 4);
+  }
+  device_buffer<unsigned char> memory(workspace_bytes(policy, device.view(), queries));
+  policy_calls<keepkv, Scalar>::compress(policy, device.view(), device.state,
+                                         {q.data(), queries, c.dim, c.dim, row, nullptr},
+                                         budget{24}, {memory.data(), memory.size()}, order(7));
+  bool finite = true;
+  index_t merged = 0;
+  for (index_t h = 0; h < c.heads; ++h) {
+    REQUIRE(device.length[h] <= 24);
+    for (index_t s = 0; s < device.length[h]; ++s) {
+      merged += device.log_mass[device.at(h, s)] != 0 ? 1 : 0;
+      for (index_t i = 0; i < c.dim; ++i) {
+        finite = finite && std::isfinite(number_at(device.key(h, s), c.dim, i)) &&
+                 std::isfinite(number_at(device.value(h, s), c.dim, i));
+      }
+    }
+  }
+  CHECK(finite);
+  CHECK(merged > 0);
+}
+
 }  // namespace parity_narrow_test
 }  // namespace kvmeld::cuda

@@ -50,7 +50,7 @@ struct merge_blocks {
                                                      : 0.0F;
     }
     add_sources<2>(x, weight, e, end, i, cache.dim, aligned, sum);
-    store_row(x.at(e->source), i, cache.dim, aligned, rounded<Scalar>(sum));
+    store_row(x.at(e->source), i, cache.dim, aligned, rounded_sum<Scalar>(sum));
   }
 };
 

@@ -32,6 +32,23 @@ KVMELD_DEVICE void add_sources(const head_rows<Scalar>& x, float merge_source::*
   }
 }
 
+/// The rounding of a merged row. In fp8, where a number beyond 448 is NaN, a finite sum beyond it
+/// is 448 of its sign: a NaN key would make its head's outputs NaN for good. NaN stays NaN.
+template <class Scalar>
+KVMELD_DEVICE row_vector<Scalar> rounded_sum(const float (&x)[vector_16<Scalar>::size]) {
+  if constexpr (row_format<Scalar>::fp8) {
+    constexpr float most = 448;
+    float kept[vector_16<Scalar>::size];
+    unrolled<vector_16<Scalar>::size>([&](index_t j) {
+      const bool finite = x[j] - x[j] == 0;
+      kept[j] = finite && x[j] > most ? most : finite && x[j] < -most ? -most : x[j];
+    });
+    return rounded<Scalar>(kept);
+  } else {
+    return rounded<Scalar>(x);
+  }
+}
+
 /// `kvmeld::merge::float_rows` of one head, of `count` rows: a mean that is rounded to codes after
 /// every step soon stands still, so the mean is kept in float, and the slot has its rounding. In
 /// `memory`, per row: the position and one, by its bits (0: a row of none), a number that is 0
@@ -82,7 +99,7 @@ struct float_rows {
         }
       });
     }
-    store_row(stored, i, dim, aligned, rounded<Scalar>(x));
+    store_row(stored, i, dim, aligned, rounded_sum<Scalar>(x));
   }
   /// By one thread, when all have found theirs.
   KVMELD_DEVICE void name(const row& own, index_t position) const {
@@ -126,7 +143,7 @@ struct float_rows {
     const index_t i = lane() * width;
     numbers mine;
     unrolled<width>([&](index_t j) { mine[j] = i + j < dim ? x[i + j] : 0.0F; });
-    const auto codes = rounded<Scalar>(mine), held = load_row(stored, i, dim, aligned);
+    const auto codes = rounded_sum<Scalar>(mine), held = load_row(stored, i, dim, aligned);
     bool same = true;
     unrolled<width>([&](index_t j) {
       same = same && (i + j >= dim || to_float(codes[j]) == to_float(held[j]));
