@@ -7,6 +7,7 @@
 namespace kvmeld_torch {
 
 void* current_stream(c10::Device) { return nullptr; }
+bool is_capturing() { return false; }
 
 TORCH_LIBRARY(kvmeld_emulated, m) { declare(m); }
 TORCH_LIBRARY_IMPL(kvmeld_emulated, CPU, m) { implement_on_device(m); }

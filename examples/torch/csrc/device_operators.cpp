@@ -35,18 +35,26 @@ const device_calls& calls_for(storage type) {
 
 /// Numbers that kernels read beside tensors. A decode step's are those of the step before, and
 /// copied once, from pinned memory, which PyTorch keeps until the copy has ended: nothing waits.
+/// Those that a captured graph reads are never let go: its replays hold their addresses alone. Of
+/// the others the last 1024 stay, or fewer.
 template <class T>
 Tensor kept_on(at::Device device, void* stream, std::span<const T> x) {
   using key = std::tuple<at::DeviceIndex, void*, std::string>;
+  struct numbers {
+    Tensor copy;
+    bool captured = false;
+  };
   constexpr std::size_t most = 1024;
   // Never destroyed: at the program's end PyTorch's allocator may be gone before it.
-  thread_local auto& kept = *new std::map<key, Tensor>;
+  thread_local auto& kept = *new std::map<key, numbers>;
+  thread_local std::size_t limit = most;
   const auto bytes = x.size_bytes();
   key wanted(device.index(), stream, std::string(reinterpret_cast<const char*>(x.data()), bytes));
   auto at = kept.find(wanted);
   if (at == kept.end()) {
-    if (kept.size() == most) {
-      kept.clear();
+    if (kept.size() == limit) {
+      std::erase_if(kept, [](const auto& entry) { return !entry.second.captured; });
+      limit = kept.size() + most;
     }
     const auto size = static_cast<std::int64_t>(bytes);
     Tensor copy = at::empty({size}, at::TensorOptions(device).dtype(at::kByte));
@@ -54,9 +62,10 @@ Tensor kept_on(at::Device device, void* stream, std::span<const T> x) {
         at::empty({size}, at::TensorOptions(at::kByte).pinned_memory(device.is_cuda()));
     std::ranges::copy(std::as_bytes(x), static_cast<std::byte*>(host.mutable_data_ptr()));
     copy.copy_(host, /*non_blocking=*/true);
-    at = kept.emplace(std::move(wanted), std::move(copy)).first;
+    at = kept.emplace(std::move(wanted), numbers{std::move(copy)}).first;
   }
-  return at->second;
+  at->second.captured = at->second.captured || is_capturing();
+  return at->second.copy;
 }
 
 /// Of one call: its heads, its stream, its memory.

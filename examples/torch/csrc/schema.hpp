@@ -14,5 +14,7 @@ void declare(torch::Library& m);
 void implement_on_device(torch::Library& m);
 /// The stream that PyTorch works on at present, a cudaStream_t.
 void* current_stream(c10::Device device);
+/// Is that stream captured in a CUDA graph?
+bool is_capturing();
 
 }  // namespace kvmeld_torch
