@@ -38,5 +38,8 @@ template void attend_observe(const sum_rule&, const cache_view<q8_0<KVMELD_SCALA
 template void attend_observe(const zsmerge_rule&, const cache_view<q8_0<KVMELD_SCALAR>>&,
                              const state_view&, const KVMELD_SCALAR*, KVMELD_SCALAR*, float*,
                              workspace, stream);
+template void attend_observe(const zsmerge_rule&, const cache_view<fp8_e4m3<KVMELD_SCALAR>>&,
+                             const state_view&, const KVMELD_SCALAR*, KVMELD_SCALAR*, float*,
+                             workspace, stream);
 
 }  // namespace kvmeld::cuda

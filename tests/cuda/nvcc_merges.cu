@@ -36,6 +36,7 @@ struct narrow_kernels {
     device_policy<zsmerge>::plan(zsmerge_rule{}, cache, state, {}, work, stream);
     device_policy<kvmerger>::plan(kvmerger_rule{}, cache, state, {}, work, stream);
     device_policy<d2o>::plan(d2o_rule{}, cache, state, {}, work, stream);
+    device_policy<keepkv>::plan(keepkv_rule{}, cache, state, {}, work, stream);
     merge_first(keepkv_rule{}, cache, state, {}, work, stream);
     estimate(keepkv_rule{}, cache, state, queries, stream);
     match_divided(cosine_similarity{}, cache, work, stream);
