@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "cuda/step_parity.hpp"
+#include "kvmeld/cuda/policies/d2o.cuh"
 #include "kvmeld/cuda/policies/ems.cuh"
 #include "kvmeld/cuda/policies/full_cache.cuh"
 #include "kvmeld/cuda/policies/h2o.cuh"
@@ -192,6 +193,45 @@ TEST_CASE("step: a head without room gives NaN and stays as it is") {
   CHECK(kv.keys.bytes() == keys);
   CHECK(kv.columns.bytes() == columns);
   CHECK(kv.length[0] == 9);
+}
+
+/// Of a policy that always plans: its plan is due, and carried out, for heads without room too.
+/// The other head takes its token.
+template <class Policy>
+void check_full(const Policy& policy, const budget& limit) {
+  const cache_case c{.heads = 2, .capacity = 41, .dim = 32, .group = 1};
+  auto host = cache_of<float>(c);
+  emulator::chance random{5};
+  for (index_t h = 0; h < c.heads; ++h) {
+    std::vector<float> k, v;
+    for (index_t e = 0; e < (h == 0 ? c.capacity : 9) * c.dim; ++e) {
+      k.push_back(whole(random, 4)), v.push_back(whole(random, 8));
+    }
+    host.append(h, k, v);
+  }
+  auto state = fixtures::make_state(policy, host);
+  for (index_t h = 0; h < c.heads; ++h) {
+    state[h].extend(host.head(h).length());
+  }
+  mirror<float> twin(policy, host, state, c);
+  auto& kv = twin.device;
+  device_buffer<float> x(64, 0), out(64, 0);
+  device_buffer<unsigned char> memory(workspace_bytes(policy, kv.view()));
+  policy_calls<Policy, float>::step(policy, kv.view(), kv.state, x.data(), {x.data(), x.data()},
+                                    limit, out.data(), {memory.data(), memory.size()}, order(3));
+  INFO(policy.name());
+  CHECK(out[0] != out[0]);
+  CHECK(out[32] == out[32]);
+  CHECK(kv.length[0] == limit.slots);
+  CHECK(kv.length[1] == 10);
+  CHECK(kv.next_position[0] == c.capacity);
+  CHECK(memory.intact());
+  kv.check_guards();
+}
+
+TEST_CASE("step: a plan that is due frees slots of a head without room") {
+  check_full(d2o{}, {.slots = 24});
+  check_full(ems{}, {.slots = 38});
 }
 
 TEST_CASE("step: a head with more slots than the view's capacity is one without room") {
