@@ -58,7 +58,6 @@ struct observe_and_remove {
 
   /// Grid: heads, tiles.
   KVMELD_DEVICE void operator()(shared_memory& shared) const {
-    let_next_start();
     begun known = begin();
     wait_for_previous();
     finish(shared, known);

@@ -35,7 +35,6 @@ struct two_weights {
 
 /// How one slot goes into another.
 struct joining {
-  bool joins = false;
   two_weights keys, values;
   float log_mass = 0;  ///< of the merged one
 };

@@ -65,10 +65,10 @@ inline index_t lookahead_count(index_t queries, const lookahead_options& options
   return options.count < rest ? options.count : rest;
 }
 
-/// `kvmeld::lookahead`: queries spread over the prompt, turned to the positions to come, into
-/// `out [heads, group, lookahead_count, dim]` and `position [heads, lookahead_count]`, which
-/// `compress` takes with `position_head = lookahead_count`. One launch. Refused: a rotation of part
-/// of a head, prompts of several lengths.
+/// `evaluate::lookahead` of examples/evaluate: queries spread over the prompt, turned to the
+/// positions to come, into `out [heads, group, lookahead_count, dim]` and `position [heads,
+/// lookahead_count]`, which `compress` takes with `position_head = lookahead_count`. One launch.
+/// Refused: a rotation of part of a head, prompts of several lengths.
 template <class Scalar>
 void lookahead(const cache_view<Scalar>& cache, const query_rows<Scalar>& queries,
                const lookahead_options& options, Scalar* out, index_t* position, stream stream) {

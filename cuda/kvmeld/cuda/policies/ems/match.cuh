@@ -145,10 +145,11 @@ struct entry_merge {
   index_t size;
 
   /// By a warp, that all take part in: `member(i)`, `weight(s)` and `key_length(s)`. A lane sums
-  /// `Own` elements of the keys at once.
-  template <index_t Own = max_dim / 32, class Scalar, class Member, class Weight, class Length>
+  /// `own` elements of the keys at once.
+  template <class Scalar, class Member, class Weight, class Length>
   KVMELD_DEVICE static entry_merge of(const cache_view<Scalar>& cache, index_t h, index_t size,
                                       float norm, Member member, Weight weight, Length key_length) {
+    constexpr index_t own = max_dim / 32;
     double sum = 0;
     for (index_t i = lane(); i < size; i += 32) {
       sum += static_cast<double>(weight(member(i)));
@@ -157,18 +158,18 @@ struct entry_merge {
     const auto keys = cache.keys.of(h);
     double square = 0;
     KVMELD_ROLLED
-    for (index_t first = 0; first < cache.dim; first += 32 * Own) {
-      double key[Own] = {};
+    for (index_t first = 0; first < cache.dim; first += 32 * own) {
+      double key[own] = {};
       for (index_t i = 0; i < size; ++i) {
         const index_t s = member(i);
         const double unit = x.unit(weight(s), key_length(s));
         const Scalar* const row = keys.at(s);
-        unrolled<Own>([&](index_t j) {
+        unrolled<own>([&](index_t j) {
           const index_t e = first + j * 32 + lane();
           key[j] += e < cache.dim ? unit * static_cast<double>(to_float(row[e])) : 0.0;
         });
       }
-      unrolled<Own>([&](index_t j) { square += key[j] * key[j]; });
+      unrolled<own>([&](index_t j) { square += key[j] * key[j]; });
     }
     x.length = square_root(reduce_sum(square));
     return x;

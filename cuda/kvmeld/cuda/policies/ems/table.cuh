@@ -28,8 +28,6 @@ struct entry_table {
     return {head, cache.stride(), places, head.memory + header + 2 * cache.group};
   }
 
-  /// Names of tokens are below this.
-  KVMELD_DEVICE index_t names() const { return slots + places; }
   KVMELD_DEVICE float& counted(counter c) const { return head.memory[c]; }
   KVMELD_DEVICE float& at(field f, index_t token) const {
     return token < slots ? head.column(f, token) : place(token)[f];

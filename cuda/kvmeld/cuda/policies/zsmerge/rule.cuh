@@ -75,7 +75,7 @@ struct zsmerge_rule {
     const float ours = head.column(count, into);
     const float theirs = head.column(count, removed), w = ours + theirs;
     const detail::two_weights mean{ours / w, theirs / w};
-    const detail::joining how{true, mean, mean, alpha * logarithm(w)};
+    const detail::joining how{mean, mean, alpha * logarithm(w)};
     if constexpr (narrow_rows<Scalar>) {
       merge_narrow(cache, h, n, into, removed, mean, means(cache, head, aligned));
       detail::merge_numbers(cache, state, head, h, into, removed, how);
