@@ -149,8 +149,9 @@ inline std::int64_t saved_words(const state_view& state, index_t slots) {
 /// that later calls read of them but their rows, which stay where they are. The heads may then be
 /// other requests'. Into `words [places]`, on the device, how many words each has taken, so that
 /// pages after them are free, or −1 where a page is missing (−1 in the table, or too few), or the
-/// head has more slots than the capacity: its pages stay as they were. One launch, which waits for
-/// nothing; cost by slots, not by capacity, and the memory is read once.
+/// head has more slots than the capacity, or than it has seen tokens: its pages stay as they were.
+/// One launch, which waits for nothing; cost by slots, not by capacity, and the memory is read
+/// once.
 template <class Scalar>
 void save_to_pages(const cache_view<Scalar>& cache, const state_view& state,
                    const saved_pages& pages, index_t* words, stream stream) {
@@ -160,7 +161,8 @@ void save_to_pages(const cache_view<Scalar>& cache, const state_view& state,
 /// Loads what `save_to_pages` saved, of the same policy and dims, into the heads that the call
 /// runs, any of the cache: calls go on as they would have. The engine brings their rows: those
 /// heads' tables name the pages that the rows are in. `words` as of `save_to_pages`; −1 where pages
-/// are missing, or hold what is not saved or finds no room: that head stays as it was. One launch.
+/// are missing, or hold what is not saved or finds no room: that head stays as it was. Where the
+/// model has sinks, a head's must be the same, of its layer and KV head. One launch.
 template <class Scalar>
 void load_from_pages(const cache_view<Scalar>& cache, const state_view& state,
                      const saved_pages& pages, index_t* words, stream stream) {

@@ -177,7 +177,8 @@ struct apply_records {
     sync_block();
   }
 
-  /// What anchors have, to rows from `r0` on: no later row's anchor lies below.
+  /// What anchors have, to rows from `r0` on: no later row's anchor lies below its row, and so none
+  /// in a row written here, though the last slot may be moved into a gap.
   KVMELD_DEVICE void move(index_t r0) const {
     index_t from[rows_at_once], where[rows_at_once] = {};
     float mass[rows_at_once] = {};

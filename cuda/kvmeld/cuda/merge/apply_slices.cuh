@@ -14,12 +14,13 @@ namespace kvmeld::cuda::detail {
 ///     barrier
 ///     write    its rows, to slots n c ... n c + n - 1
 ///
-/// Anchors ascend and are no lower than their rows, so what later rows still read lies above, but
-/// for sources below their row's chunk. Rows with such a source are merged ahead of all others,
-/// into their anchor's slot, which no other row reads, and then moved; so are rows of more sources
-/// than shared memory has room for, those of very many by the whole block. Other rows are read and
-/// written once. Of a row that stays and is one unchanged slot no byte is touched. Bytes move only:
-/// `merge_blocks` has merged them, into anchors' slots.
+/// Anchors are no lower than their rows, and ascend, but for the last slot in the place of the only
+/// one that goes (`make_rows`): so what later rows still read lies above, but for sources below
+/// their row's chunk. Rows with such a source are merged ahead of all others, into their anchor's
+/// slot, which no other row reads, and then moved; so are rows of more sources than shared memory
+/// has room for, those of very many by the whole block. Other rows are read and written once. Of a
+/// row that stays and is one unchanged slot no byte is touched. Bytes move only: `merge_blocks` has
+/// merged them, into anchors' slots.
 template <class Scalar, index_t Lanes>
 struct apply_slices : row_slice<Scalar, Lanes> {
   using slice = row_slice<Scalar, Lanes>;

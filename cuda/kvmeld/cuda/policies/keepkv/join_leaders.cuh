@@ -240,7 +240,7 @@ void join_tiles(const cache_view<Scalar>& cache, const keep_evict_partition& of,
 /// The slots `of.removed`, in that order, join their most similar leaders, or become leaders beside
 /// `of.kept`, into `of.into`, and their cosines into `of.similarity`. `ends [heads, capacity + 1]`
 /// begins with the number of kept slots; `norm [heads, capacity]` is scratch. A launch for every
-/// 128 slots of the capacity (floats: 64), and one.
+/// 128 slots of the capacity (floats, `q8_0`: 64), and one.
 template <class Scalar>
 void join(const cache_view<Scalar>& cache, const keep_evict_partition& of, index_t* ends,
           float* norm, float similarity, stream stream) {
