@@ -72,6 +72,12 @@ TEST_CASE("step: several slots leave now and then") {
   check_steps<float>(zsmerge{.residual = 2}, c, 30, {24, 37}, 40, data::integers, 1e-5, 74);
 }
 
+TEST_CASE("step: one slot leaves of some heads, several of others") {
+  const cache_case c{.heads = 3, .capacity = 41, .dim = 32, .group = 2};
+  policy_calls<h2o, float>::check_steps(
+      {}, c, {30, {24, 37}, 30, data::integers, 3, attends::kernels, false, true}, 1e-5, 75);
+}
+
 TEST_CASE("step: a long stream over several tiles and splits") {
   check_steps<float>(h2o{}, {.heads = 2, .capacity = 1101, .dim = 8, .group = 2}, 1100, {1100}, 6,
                      data::integers, 1e-5, 61);

@@ -64,6 +64,9 @@ void step_by(const Policy& policy, const cache_view<Scalar>& cache, const state_
 ///     and policies that      unless the budgets say that none has (`head_budgets::with_none_due`)
 ///     merge but zsmerge
 ///
+/// Where heads' triggers are mixed so, all take plans. One slot that leaves is then replaced by the
+/// last as ever, but for zsmerge, whose slots behind it move up, in another order than the CPU's.
+///
 /// The first two are one where a block attends a whole head: many heads of few slots, in 16 bits.
 /// What a plan costs hardly depends on how many slots it frees: a later trigger pays it once for
 /// all of them.

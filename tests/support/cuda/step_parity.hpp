@@ -29,6 +29,7 @@ struct stream_case {
   index_t apart;
   attends by = attends::kernels;
   bool varies = false;  ///< budgets, from step to step
+  bool mixed = false;   ///< every second head's trigger is its target + 1
 };
 
 /// An engine's own attention: each head's new rows are written behind its slots, where there is
@@ -70,7 +71,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
   const data kind = what.kind;
   INFO(p.name() << ", dim " << c.dim << ", group " << c.group << ", prompt " << what.prompt
                 << ", target " << limit.slots << ", seed " << seed);
-  uneven_budgets budgets(limit, what.apart, c.heads);
+  uneven_budgets budgets(limit, what.apart, c.heads, what.mixed);
   emulator::chance random{seed};
   auto kv = cache_of<Scalar>(c);
   auto state = fixtures::make_state(p, kv);

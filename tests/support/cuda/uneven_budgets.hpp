@@ -10,10 +10,11 @@
 namespace kvmeld::cuda {
 
 /// `of_first` for head 0; every further head has `apart` slots less. 0: one budget for all.
+/// `mixed`: every second head has no trigger.
 class uneven_budgets {
  public:
-  uneven_budgets(const budget& of_first, index_t apart, index_t heads)
-      : apart_(apart), host_(made(of_first, apart, heads)), device_(host_) {}
+  uneven_budgets(const budget& of_first, index_t apart, index_t heads, bool mixed = false)
+      : apart_(apart), host_(made(of_first, apart, heads, mixed)), device_(host_) {}
 
   const budget& operator[](index_t h) const { return host_[static_cast<std::size_t>(h)]; }
   std::span<const budget> host() const { return host_; }
@@ -35,10 +36,11 @@ class uneven_budgets {
   }
 
  private:
-  static std::vector<budget> made(budget x, index_t apart, index_t heads) {
+  static std::vector<budget> made(budget x, index_t apart, index_t heads, bool mixed) {
     std::vector<budget> all;
     for (index_t h = 0; h < heads; ++h) {
       all.push_back(x);
+      all.back().trigger = mixed && h % 2 == 1 ? 0 : x.trigger;
       x.slots -= apart, x.trigger -= x.trigger > 0 ? apart : 0;
     }
     return all;

@@ -152,7 +152,8 @@ void check_state(const Policy& policy, const Rule& rule, const cache_view<Scalar
 template <class Scalar, class Rule>
 void evict(const Rule& rule, const cache_view<Scalar>& cache, const state_view& state,
            const head_budgets& limits, const plan_memory& work, stream stream) {
-  select(rule, cache, state, limits, work.plan, stream);
+  select_into(evictions{work.plan, limits, limits.has_triggers()}, rule, cache, state, limits,
+              stream);
   apply_merged(work.plan, cache, state, stream);  // every row is a slot: none has to merge
 }
 

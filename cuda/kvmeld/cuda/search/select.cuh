@@ -12,26 +12,47 @@ namespace kvmeld::cuda {
 
 namespace detail {
 
-/// Where a selection goes: rows of a plan, one slot each, as it is.
+/// Where a selection goes: rows of a plan, one slot each, as it is. Where `fills_gap` and one slot
+/// goes of a head of one more than its target, the last is in its place, as a step of the library's
+/// has it: of the others none moves.
 struct evictions {
   static constexpr bool reads = true;  ///< of a slot: those of several are in flight at once
 
   plan_view plan;
+  head_budgets limits = {};
+  bool fills_gap = false;
 
   KVMELD_DEVICE void none(index_t h) const { plan.rows[h] = -1; }
   template <class Scalar>
   KVMELD_DEVICE void keep(const cache_view<Scalar>& cache, index_t h, index_t s,
                           index_t row) const {
-    plan.sources[cache.slot(h, row)] = {s, 1.0F, 1.0F};
-    plan.begin[cache.bound(h, row)] = row;
-    plan.log_mass[cache.slot(h, row)] = cache.log_mass_of(h)[s];
+    const bool stays = row != s && loses_one(cache, h);
+    if (!stays || s < cache.length[h] - 1) {  // the last is put by the one that goes
+      put(cache, h, s, stays ? s : row);
+    }
   }
   template <class Scalar>
-  KVMELD_DEVICE void evict(const cache_view<Scalar>&, index_t, index_t, index_t) const {}
+  KVMELD_DEVICE void evict(const cache_view<Scalar>& cache, index_t h, index_t s, index_t) const {
+    if (loses_one(cache, h) && s < cache.length[h] - 1) {
+      put(cache, h, cache.length[h] - 1, s);
+    }
+  }
   template <class Scalar>
   KVMELD_DEVICE void end(const cache_view<Scalar>& cache, index_t h, index_t rows, index_t) const {
     plan.rows[h] = rows;
     plan.begin[cache.bound(h, rows)] = rows;
+  }
+
+ private:
+  template <class Scalar>
+  KVMELD_DEVICE bool loses_one(const cache_view<Scalar>& cache, index_t h) const {
+    return fills_gap && cache.length[h] == limits.of(h).slots + 1;
+  }
+  template <class Scalar>
+  KVMELD_DEVICE void put(const cache_view<Scalar>& cache, index_t h, index_t s, index_t row) const {
+    plan.sources[cache.slot(h, row)] = {s, 1.0F, 1.0F};
+    plan.begin[cache.bound(h, row)] = row;
+    plan.log_mass[cache.slot(h, row)] = cache.log_mass_of(h)[s];
   }
 };
 
