@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Lookahead on the device is the library's.
+// Lookahead on the device is that of evaluate.
 #include <catch2/catch.hpp>
 
+#include "../../examples/evaluate/reference_queries.hpp"
 #include "cuda/mirror.hpp"
 #include "kvmeld/cuda/score/lookahead.cuh"
 #include "kvmeld/policies/full_cache.hpp"
@@ -41,7 +42,7 @@ void check_lookahead(const lookahead_case& x) {
   }
   const auto q = numbers(rows * static_cast<std::size_t>(heads * x.group));
   const auto own = prompt_queries(q.data(), x.tokens, heads, x.group, x.dim);
-  auto wanted = lookahead(kv, own, {.count = x.count});
+  auto wanted = evaluate::lookahead(kv, own, {.count = x.count});
   for (index_t h = 1; h < heads; ++h) {
     const auto more = numbers(static_cast<std::size_t>(5 * h * x.dim));
     kv.append(h, more, more);
