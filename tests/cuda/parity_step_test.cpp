@@ -149,10 +149,10 @@ TEST_CASE("rows in q8_0 are refused for policies whose kernels do not read them"
     return Catch::Contains(std::string(call) +
                            ": expected ems with rows of float, half or bfloat16, got q8_0");
   };
-  CHECK_THROWS_WITH(compress(merges, view, state, {}, budget{30}, space, order()),
+  CHECK_THROWS_WITH(compress(merges, view, state, {}, budget{38}, space, order()),
                     message("cuda compress"));
   CHECK_THROWS_WITH(observe(merges, view, state, {&x, 1}, space, order()), message("cuda observe"));
-  CHECK_THROWS_WITH(step(merges, view, state, &x, {&x, &x}, budget{30}, &x, space, order()),
+  CHECK_THROWS_WITH(step(merges, view, state, &x, {&x, &x}, budget{38}, &x, space, order()),
                     message("cuda step"));
 }
 
