@@ -10,7 +10,7 @@
 
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/score/leverage.hpp"
-#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/select.hpp"
 
 namespace kvmeld::inline v0::detail {
 
