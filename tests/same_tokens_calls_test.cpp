@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Calls on heads of a layer that keep the same tokens: steps on an executor, and saved requests.
 #include <catch2/catch.hpp>
+#include <limits>
 #include <sstream>
 #include <vector>
 
@@ -111,6 +112,19 @@ TEST_CASE("heads of the same tokens: heads of a window are stepped one by one, i
   for (const index_t h : mixed) {
     CHECK(same_head(kv.head(h), each.head(h)));
   }
+}
+
+TEST_CASE("heads of the same tokens: a request whose heads have come apart is not saved",
+          "[errors]") {
+  model_cache kv(40);
+  kvmeld::compressor meld(kv, kvmeld::h2o{}, budget::same_tokens(16, 4));
+  one_row x;
+  x.k[dim] = std::numeric_limits<float>::quiet_NaN();  // of the second head
+  std::vector<float> out(kv_heads_of * group * dim);
+  CHECK_THROWS(meld.step(model_cache::of(0, 0), {x.q, x.k, x.v}, out));
+  REQUIRE(kv.head(0).length() != kv.head(1).length());
+  std::stringstream file;
+  CHECK_THROWS_WITH(meld.save(file, 0), Catch::Contains("save: expected all heads of each layer"));
 }
 
 TEST_CASE("a saved request with a position that no token has is refused", "[errors]") {

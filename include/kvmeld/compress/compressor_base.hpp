@@ -229,8 +229,7 @@ class compressor_base : protected head_policies<P> {
     expect_prompt("compress", h, begun ? budget{slots_of(h)} : of(h).limit);
   }
 
-  /// `tokens` rows of the heads chosen, `[tokens, heads, ...]`. Refused: heads that are not there
-  /// or come twice, rows of another size, null.
+  /// Refused: heads that are not there or come twice, rows but of `[tokens, heads, ...]`, null.
   void expect_rows(const char* call, const head_selection& heads, const step_input& in,
                    std::span<float> out, index_t tokens) const;
   /// A prompt's queries: of the heads chosen, no more than tokens, finite where a head checks.

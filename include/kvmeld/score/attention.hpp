@@ -27,10 +27,6 @@ inline constexpr index_t swept_floats = 16384;
 /// Query heads per sweep; a larger group sweeps again.
 inline constexpr index_t sweep_group = 16;
 
-/// exp of a whole aligned buffer, so that every element takes the same vector path and the result
-/// does not depend on where in memory, or at which index, a number stands.
-using aligned_block = Eigen::Map<Eigen::Array<float, Eigen::Dynamic, 1>, detail::vector_bytes>;
-
 }  // namespace score
 
 /// The mass function of all policies but those that share entries: `ℓ_s = scale · q·k_s +

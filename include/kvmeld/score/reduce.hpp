@@ -3,6 +3,7 @@
 /// once, in less than half the instructions of one by one, and over what no packet holds.
 #pragma once
 
+#include <Eigen/Core>
 #include <concepts>  // std::same_as
 
 #include "kvmeld/detail/arithmetic.hpp"
@@ -10,6 +11,11 @@
 
 namespace kvmeld::inline v0 {
 namespace score {
+
+/// A buffer of an aligned array. Of whole vectors every element takes the same path, so that a
+/// result does not depend on where in memory, or at which index, a number stands.
+using aligned_block = Eigen::Map<Eigen::Array<float, Eigen::Dynamic, 1>, detail::vector_bytes>;
+
 inline namespace KVMELD_INSTRUCTIONS {
 
 using detail::lanes;

@@ -172,8 +172,7 @@ inline void take_nearest(const float* dots, const float* norm, float own, const 
     cosine[i] = x == x ? x : 0.0F;
   }
   // At a vector's width; which slot it is takes a second pass, seldom.
-  const float top =
-      Eigen::Map<const Eigen::ArrayXf, detail::vector_bytes>(cosine, count).maxCoeff();
+  const float top = score::aligned_block(cosine, count).maxCoeff();
   if (best.slot >= 0 && top < best.cosine) {
     return;
   }
