@@ -5,12 +5,12 @@
 #include <algorithm>  // std::max, std::min
 #include <cmath>      // std::pow
 #include <cstddef>    // std::size_t
+#include <limits>     // std::numeric_limits
 #include <span>
 #include <vector>
 
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/score/leverage.hpp"
-#include "kvmeld/search/select.hpp"
 
 namespace kvmeld::inline v0::detail {
 
@@ -33,7 +33,7 @@ struct leverage_weights {
     const auto has_none = [&](std::size_t i, index_t s) {
       return state(i).slot_stats() > weight && state(i).column(weight)[as_size(s)] == 0;
     };
-    index_t begin = search::max_tokens, end = 0;
+    index_t begin = std::numeric_limits<index_t>::max(), end = 0;
     for (std::size_t i = 0; i < heads; ++i) {
       for (index_t s = 0; s < head(i).length(); ++s) {
         begin = has_none(i, s) ? std::min(begin, head(i).position(s)) : begin;
@@ -66,7 +66,8 @@ struct leverage_weights {
         float w = 1;
         if (has_none(i, s)) {
           const auto t = as_size(head(i).position(s) - begin);
-          w = std::max(std::pow(static_cast<float>(sum[t] / holders[t]), exponent), least);
+          const auto u = static_cast<float>(sum[t] / holders[t]);
+          w = std::max(std::pow(u, exponent), least);
         }
         weights[i].push_back(w);
       }
