@@ -20,8 +20,8 @@ surrogate::surrogate(const std::filesystem::path& file, const engine::config& sh
     }
     return numbers;
   };
-  const auto matrix = [&](const std::string& name, index_t rows, index_t columns) {
-    return finite(name, from.matrix(name, rows, columns));
+  const auto matrix = [&](const std::string& name, index_t out, index_t in) {
+    return finite(name, from.matrix(name, out, in));
   };
   const auto vector = [&](const std::string& name, index_t size) {
     return finite(name, from.vector(name, size));
