@@ -76,7 +76,7 @@ struct fold {
         f("mean", p.mean), f("leverage_exponent", p.leverage_exponent);
   }
   /// The tokens that a slot stands for; by scores also the largest of its `prompt_scores`, and with
-  /// an exponent what that was multiplied by, 0 before.
+  /// an exponent what that was multiplied by (`leverage_weights`; before, its leverage below 0).
   enum column_name : index_t { tokens, prompt_score, score_weight };
   std::span<const slot_stat> slot_stats() const {
     static constexpr std::array<slot_stat, 3> all = {slot_stat{slot_reduce::sum, 1},
@@ -85,7 +85,7 @@ struct fold {
     return std::span(all).first(weighs() ? 3 : pins == pin_rule::scores ? 2 : 1);
   }
   detail::leverage_weights weights() const {
-    return {leverage_exponent, leverage_ridge, prompt_score, score_weight};
+    return {leverage_exponent, prompt_score, score_weight};
   }
   bool weighs() const { return pins == pin_rule::scores && leverage_exponent > 0; }
   /// What the scores of a prompt are multiplied by (`leverage_weights`); none without an exponent.
@@ -179,11 +179,11 @@ struct fold {
       // With all queries since the first that scored these are the scores of one pass; with fewer a
       // slot keeps the largest that it had.
       const auto score = state.column(prompt_score);
-      std::vector<float> now(score.size());
+      std::vector<float> now(score.size()), leverage(weighs() ? score.size() : 0);
       prompt_scores(head, queries.last(queries.count + queries.before),
-                    {.leverage_ridge = leverage_ridge}, now);
+                    {.leverage_ridge = leverage_ridge}, now, leverage);
       if (weighs()) {
-        detail::leverage_weights::again(state.column(score_weight), now);
+        weights().measured(leverage, now, state);
       }
       const index_t begin = head.next_position() - queries.count - queries.before;
       const auto scored = memory_of(head, state).scored();

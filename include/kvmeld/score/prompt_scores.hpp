@@ -86,11 +86,13 @@ struct prompt_score_options {
 /// Lookahead-max (ours; `score::lookahead_max` has the formula) times leverage, of one KV head's
 /// slots, at least 0, into `out [length]`. `queries`: the prompt's own of that head, all of them,
 /// rotated (`prompt_queries(...).of(h)`), after its keys and values were appended; of a prompt in
-/// chunks, the chunk's. With `log_sum_exp` half of the work is saved.
-/// Refused: an empty head, no queries, spans of another size, a horizon below 0.
+/// chunks, the chunk's. With `log_sum_exp` half of the work is saved. `leverage [length]`, if
+/// given: that over its mean, 1 where all keys are alike. Refused: an empty head, no queries, spans
+/// of another size, a horizon below 0.
 template <class Query>
 void prompt_scores(const head_ref& head, const query_view<Query>& queries,
-                   const prompt_score_options& options, std::span<float> out) {
+                   const prompt_score_options& options, std::span<float> out,
+                   std::span<float> leverage = {}) {
   const index_t n = head.length(), count = queries.count;
   expects(n > 0, "prompt_scores: expected at least 1 slot, got an empty head");
   expects(count > 0 && queries.data != nullptr, "prompt_scores: expected at least 1 query, got ",
@@ -104,10 +106,14 @@ void prompt_scores(const head_ref& head, const query_view<Query>& queries,
     return;
   }
   std::vector<float> scratch;
-  const auto leverage = score::leverage_of_keys(head, options.leverage_ridge, scratch);
-  const float mean = Eigen::Map<const dense::vector>(leverage.data(), n).mean();
-  for (std::size_t s = 0; mean > 0 && s < out.size(); ++s) {  // 0: all keys are alike
-    out[s] *= leverage[s] / mean;
+  const auto of_keys = score::leverage_of_keys(head, options.leverage_ridge, scratch);
+  const float mean = Eigen::Map<const dense::vector>(of_keys.data(), n).mean();
+  for (std::size_t s = 0; s < out.size(); ++s) {
+    const float over_mean = mean > 0 ? of_keys[s] / mean : 1.0F;  // 0: all keys are alike
+    out[s] *= over_mean;
+    if (!leverage.empty()) {
+      leverage[s] = over_mean;
+    }
   }
 }
 
