@@ -53,6 +53,7 @@ TEST_CASE("plans take as many launches as the guide says") {
   CHECK(launches_of_plan(kvmerger{}) == 7);
   CHECK(launches_of_plan(ems{}) == 7);
   CHECK(launches_of_plan(fold{}) == 16);
+  CHECK(launches_of_plan<q8_0<half>>(fold{}) == 16 + 2);  // rows widen, and merge
   CHECK(launches_of_plan(fold{.pins = fold::pin_rule::scores}) == 17);
   const auto prompt = [](const auto&... call) { detail::merge_first(call...); };
   CHECK(launches_of_plan(keepkv{}, prompt) == 7 + 1);  // a tile of joiners

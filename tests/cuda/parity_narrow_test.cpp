@@ -6,6 +6,7 @@
 #include "cuda/prompt_parity.hpp"
 #include "cuda/step_parity.hpp"
 #include "kvmeld/cuda/policies/d2o.cuh"
+#include "kvmeld/cuda/policies/fold.cuh"
 #include "kvmeld/cuda/policies/keepkv.cuh"
 #include "kvmeld/cuda/policies/kvmerger.cuh"
 #include "kvmeld/cuda/policies/zsmerge.cuh"
@@ -74,6 +75,29 @@ TEST_CASE("rows in q8_0: keepkv") {
 TEST_CASE("rows in fp8: keepkv") {
   check_prompts<fp8_e4m3<float>>(keepkv{}, 171, 4);
   check_decode<fp8_e4m3<float>>(keepkv{}, 181);
+}
+
+/// A head of one token, one whose budget is its length, others; dims that are no whole block.
+template <class Scalar>
+void check_fold(const fold& p, std::uint64_t seed) {
+  using calls = policy_calls<fold, Scalar>;
+  prompt_case what{.queries = 40, .slots = 24, .random = true, .rounding = 2e-5F, .steps = 4};
+  calls::check_compress(p, {.heads = 2, .dim = 32, .group = 2}, what, 1e-5, seed);
+  what = {.length = 28, .queries = 1, .slots = 19, .random = true, .rounding = 2e-5F};
+  calls::check_compress(p, {.heads = 4, .dim = 40, .group = 3, .paged = true, .odd = 6}, what, 1e-5,
+                        seed + 1);
+  const cache_case c{.heads = 2, .capacity = 30, .dim = 72, .group = 2, .odd = 2};
+  calls::check_steps(p, c, {20, {24, 29}, 16, data::integers, 2}, 1e-5, seed + 2);
+}
+
+TEST_CASE("rows in q8_0: fold") {
+  fold p{.recent = 6, .decode = {.queries = 8}};
+  check_fold<q8_0<float>>(p, 191);
+  p.pins = fold::pin_rule::scores;
+  check_fold<q8_0<float>>(p, 201);
+}
+TEST_CASE("rows in fp8: fold") {
+  check_fold<fp8_e4m3<float>>({.recent = 6, .decode = {.queries = 8}}, 211);
 }
 
 /// LAW: after any number of merges a residual slot has the rounding of the mean of its tokens, as

@@ -66,12 +66,13 @@ namespace kvmeld::cuda::detail {
 /// What memory is sized by.
 struct work_shape {
   index_t heads = 0, capacity = 0, group = 1, dim = 0;
-  index_t queries = 0;  ///< reference queries of a prompt, a query head; 0: a step
-  index_t target = 0;   ///< slots a head after a prompt; 0: it is observed and not compressed
-  index_t before = 0;   ///< queries of the same prompt right before those
-  index_t active = 0;   ///< heads that a call runs
-  index_t scalar_bytes = 4;
-  index_t stride = 0;  ///< slots of a head in its cache and state, at least the capacity
+  index_t queries = 0;       ///< reference queries of a prompt, a query head; 0: a step
+  index_t target = 0;        ///< slots a head after a prompt; 0: it is observed and not compressed
+  index_t before = 0;        ///< queries of the same prompt right before those
+  index_t active = 0;        ///< heads that a call runs
+  index_t number_bytes = 4;  ///< of what queries and new tokens are in
+  index_t stride = 0;        ///< slots of a head in its cache and state, at least the capacity
+  bool narrow = false;       ///< are rows narrower than these?
 
   std::size_t all_heads() const { return static_cast<std::size_t>(heads); }
   std::size_t slots() const { return all_heads() * static_cast<std::size_t>(capacity); }
@@ -88,8 +89,9 @@ work_shape shape_of(const cache_view<Scalar>& cache, index_t queries = 0, index_
           target,
           before,
           static_cast<index_t>(cache.blocks()),
-          static_cast<index_t>(sizeof(Scalar)),
-          cache.stride()};
+          static_cast<index_t>(sizeof(row_number<Scalar>)),
+          cache.stride(),
+          narrow_rows<Scalar>};
 }
 
 /// Floats between rows of a scratch matrix: rows begin at multiples of 16 bytes.

@@ -2,6 +2,7 @@
 /// fold on the device.
 #pragma once
 
+#include "kvmeld/cuda/memory/wide_rows.cuh"
 #include "kvmeld/cuda/policies/device_policy.cuh"
 #include "kvmeld/cuda/policies/fold/plans.cuh"
 #include "kvmeld/policies/fold.hpp"
@@ -35,11 +36,12 @@ struct device_policy<fold> {
   /// Of a prompt: by scores, what its queries will look up; and which of them are remembered.
   template <class Scalar>
   static void observe(const fold&, const fold_rule& rule, const cache_view<Scalar>& cache,
-                      const state_view& state, const query_rows<Scalar>& queries,
+                      const state_view& state, const query_rows<row_number<Scalar>>& queries,
                       const detail::prompt_memory<fold_rule>& work, stream stream) {
-    const query_rows<Scalar> all = queries.reference(queries.count + queries.before);
+    const auto all = queries.reference(queries.count + queries.before);
     if (rule.by_scores && queries.position == nullptr) {
-      detail::score_prompt(rule, cache, state, all, work.plan.scores, stream);
+      const auto rows = detail::wide_rows(cache, budget{.slots = 0}, work.plan.wide, stream);
+      detail::score_prompt(rule, rows, state, all, work.plan.scores, stream);
     }
     launch(detail::remember_reference<Scalar>{cache, state, rule, all}, {cache.blocks()}, stream);
   }
@@ -47,14 +49,18 @@ struct device_policy<fold> {
   static void plan(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                    const head_budgets& limits, const detail::fold_plan_memory& work,
                    stream stream) {
-    detail::fold_pairs(rule, cache, state, limits, work, stream);
+    const auto rows = detail::wide_rows(cache, limits, work.wide, stream);
+    detail::fold_pairs(rule, rows, state, limits, work, stream);
+    apply(work.plan, cache, state, stream);
   }
   template <class Scalar>
   static void plan_prompt(const fold&, const fold_rule& rule, const cache_view<Scalar>& cache,
-                          const state_view& state, const query_rows<Scalar>& queries,
+                          const state_view& state, const query_rows<row_number<Scalar>>& queries,
                           const head_budgets& limits, const detail::fold_plan_memory& work,
                           stream stream) {
-    detail::fold_clusters(rule, cache, state, queries, limits, work, stream);
+    const auto rows = detail::wide_rows(cache, limits, work.wide, stream);
+    apply(detail::fold_clusters(rule, rows, state, queries, limits, work, stream), cache, state,
+          stream);
   }
 };
 

@@ -4,6 +4,7 @@
 
 #include "kvmeld/cuda/memory/column_memory.cuh"
 #include "kvmeld/cuda/memory/plan_memory.cuh"
+#include "kvmeld/cuda/memory/wide_rows.cuh"
 #include "kvmeld/cuda/policies/fold/leverage.cuh"
 #include "kvmeld/cuda/policies/fold/points.cuh"
 #include "kvmeld/cuda/policies/fold/prompt_scores.cuh"
@@ -64,11 +65,13 @@ inline prompt_scratch allocate_prompt_scratch(workspace_allocator& from, const w
 }
 
 struct fold_plan_memory : plan_memory {
+  wide_memory wide;
   fold_scratch fold;
   prompt_scratch prompt;
   score_scratch scores;  ///< of a prompt, before it is planned: in the same memory
 
   void allocate(workspace_allocator& from, const fold_rule& rule, const work_shape& shape) {
+    wide.allocate(from, shape, shape.queries > 0);
     workspace_allocator before = from;
     if (rule.by_scores && shape.queries > 0) {
       scores.allocate(before, shape);

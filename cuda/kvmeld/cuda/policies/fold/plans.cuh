@@ -2,7 +2,6 @@
 /// fold's plans, launch by launch.
 #pragma once
 
-#include "kvmeld/cuda/merge/apply.cuh"
 #include "kvmeld/cuda/merge/rows.cuh"
 #include "kvmeld/cuda/policies/fold/memory.cuh"
 #include "kvmeld/cuda/policies/fold/pairs.cuh"
@@ -54,7 +53,7 @@ struct raise_pins {
 };
 
 /// Decode, on the queries remembered: the cheapest pairs of every head that reaches its
-/// budget are merged, to its target. Sixteen launches, seventeen by scores.
+/// budget are to merge, to its target. Fifteen launches, sixteen by scores.
 template <class Scalar>
 void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                 const head_budgets& limits, const fold_plan_memory& work, stream stream) {
@@ -87,7 +86,6 @@ void fold_pairs(const fold_rule& rule, const cache_view<Scalar>& cache, const st
   launch(fit_rows<Scalar, foreseen_rows>{cache, work.plan, d.into, queries, own.sum, own.mass,
                                          own.measure.log_sum_exp},
          {heads, blocks_of(limits.most_target(), 64)}, stream);
-  apply(work.plan, cache, state, stream);
 }
 
 /// Clusters of the slots that are not pinned, merged into their seeds (`kvmeld::search::cluster`),
@@ -125,13 +123,13 @@ void cluster_slots(const fold_rule& rule, const cache_view<Scalar>& cache,
   launch(name_clusters<Scalar>{cache, d}, {heads}, stream);
 }
 
-/// Clusters of all slots but the pinned, fitted on the reference queries. Eleven launches, twelve
-/// by scores, one more each with slots that are evicted and with a gain, and those of
+/// A plan: clusters of all slots but the pinned, fitted on the reference queries. Ten launches,
+/// eleven by scores, one more each with slots that are evicted and with a gain, and those of
 /// `cluster_slots`, `fit_masses` and `fit_values`.
 template <class Scalar>
-void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
-                   const query_rows<Scalar>& reference, const head_budgets& limits,
-                   const fold_plan_memory& work, stream stream) {
+plan_view fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache,
+                        const state_view& state, const query_rows<Scalar>& reference,
+                        const head_budgets& limits, const fold_plan_memory& work, stream stream) {
   const auto heads = cache.blocks();
   const keep_evict_partition& d = work.divided;
   const fold_scratch& own = work.fold;
@@ -171,7 +169,7 @@ void fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache, const
     fit_values(rule, cache, work.plan, queries, own.measure.log_sum_exp, more.values, stream);
     plan.value_correction = more.values.correction;
   }
-  apply(plan, cache, state, stream);
+  return plan;
 }
 
 }  // namespace kvmeld::cuda::detail

@@ -34,7 +34,7 @@ struct score_scratch {
     first = from.take<float>(n * of_head), both = from.take<float>(n * of_head);
     largest = from.take<float>(group * slots), score = from.take<float>(slots);
     moved = from.take<char>(static_cast<std::size_t>(shape.active) * of_head * d *
-                            static_cast<std::size_t>(shape.scalar_bytes));
+                            static_cast<std::size_t>(shape.number_bytes));
   }
 };
 

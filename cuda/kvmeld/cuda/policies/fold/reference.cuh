@@ -36,7 +36,7 @@ struct remember_reference {
   cache_view<Scalar> cache;
   state_view state;
   fold_rule rule;
-  query_rows<Scalar> queries;
+  query_rows<row_number<Scalar>> queries;
 
   KVMELD_DEVICE void operator()(shared_memory&) const {
     const index_t h = cache.head();

@@ -79,7 +79,8 @@ struct fold_plan_memory;
 struct fold_rule {
   static constexpr index_t columns = 1;
   static constexpr bool observes = false, observes_prompts = true, evicts = true, merges = true,
-                        always_plans = true, remembers = true, plain_attention = true;
+                        always_plans = true, reads_narrow_rows = true, remembers = true,
+                        plain_attention = true;
   using plan_memory = detail::fold_plan_memory;
   enum column_name : index_t { tokens, prompt_score };
   group_combine combine = group_combine::sum;
@@ -124,7 +125,7 @@ struct fold_rule {
   /// Of a step, `query [group, dim]` at `position`. By a block.
   template <index_t Threads, class Scalar>
   KVMELD_DEVICE void remember(const cache_view<Scalar>& cache, const state_view& state, index_t h,
-                              const Scalar* query, index_t position) const {
+                              const row_number<Scalar>* query, index_t position) const {
     memory_of(cache, state, h).template remember<Threads>(query, position, stride);
   }
   KVMELD_DEVICE void observed(const head_context&) const {}

@@ -56,7 +56,7 @@ inline value_scratch allocate_values(workspace_allocator& from, const work_shape
   v.place = from.take<index_t>(slots);
   if (fits) {
     v.system = allocate_ridge(from, n, shape.target, shape.dim, all,
-                              shape.scalar_bytes == 4 ? 2 : 1, queries * most);
+                              shape.number_bytes == 4 ? 2 : 1, queries * most);
     v.probabilities = v.system.data;
     v.missing = from.take<float>(queries * d);
     const std::size_t parts = n * static_cast<std::size_t>(v.parts());
