@@ -52,6 +52,7 @@ TEST_CASE("plans take as many launches as the guide says") {
   CHECK(launches_of_plan(keepkv{}) == 6);
   CHECK(launches_of_plan(kvmerger{}) == 7);
   CHECK(launches_of_plan(ems{}) == 7);
+  CHECK(launches_of_plan<q8_0<half>>(ems{}) == 7 + 2);  // as fold
   CHECK(launches_of_plan(fold{}) == 16);
   CHECK(launches_of_plan<q8_0<half>>(fold{}) == 16 + 2);  // rows widen, and merge
   CHECK(launches_of_plan(fold{.pins = fold::pin_rule::scores}) == 17);

@@ -135,27 +135,6 @@ TEST_CASE("step: rows in fp8") {
   calls::check_steps({}, c, {30, {24, 32}, 20, data::integers, 2, attends::engine}, 1e-5, 182);
 }
 
-TEST_CASE("rows in q8_0 are refused for policies whose kernels do not read them") {
-  const ems merges;
-  const cache_case c{.capacity = 40};
-  auto kv = cache_of<kvmeld::q8_0>(c);
-  mirror<kvmeld::q8_0> twin(merges, kv, fixtures::make_state(merges, kv), c);
-  const auto view = twin.device.view();
-  const auto& state = twin.device.state;
-  device_buffer<unsigned char> memory(workspace_bytes(merges, view));
-  const workspace space{memory.data(), memory.size()};
-  float x = 0;
-  const auto message = [](const char* call) {
-    return Catch::Contains(std::string(call) +
-                           ": expected ems with rows of float, half or bfloat16, got q8_0");
-  };
-  CHECK_THROWS_WITH(compress(merges, view, state, {}, budget{38}, space, order()),
-                    message("cuda compress"));
-  CHECK_THROWS_WITH(observe(merges, view, state, {&x, 1}, space, order()), message("cuda observe"));
-  CHECK_THROWS_WITH(step(merges, view, state, &x, {&x, &x}, budget{38}, &x, space, order()),
-                    message("cuda step"));
-}
-
 #ifdef __CUDACC__
 TEST_CASE("step: captured in a graph") {
   const cache_case c{.heads = 2, .capacity = 33, .dim = 32, .group = 2};

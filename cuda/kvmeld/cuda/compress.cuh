@@ -22,9 +22,7 @@ void compress(const Policy& policy, const cache_view<Scalar>& cache, const state
   const auto rule = detail::rule_of(policy, cache);
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;
-  if constexpr (!reads_rows<rule_type, Scalar>) {
-    detail::refuse_rows<Policy, Scalar>("cuda compress");
-  } else if constexpr (rule_type::evicts) {
+  if constexpr (rule_type::evicts) {
     expects(errc::unsupported, !remembers<rule_type> || queries.indptr == nullptr,
             "cuda compress: expected ", Policy::name(),
             " with an indptr in observe and lookahead alone, got one");

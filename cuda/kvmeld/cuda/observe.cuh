@@ -20,13 +20,11 @@ void observe(const Policy& policy, const cache_view<Scalar>& cache, const state_
   const auto rule = detail::rule_of(policy, cache);
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;
-  if constexpr (!reads_rows<rule_type, Scalar>) {
-    detail::refuse_rows<Policy, Scalar>("cuda observe");
-  } else if constexpr (rule_type::evicts) {
+  if constexpr (rule_type::evicts) {
     policy.validate();
     detail::check_state(policy, rule, cache, state, "cuda observe");
   }
-  if constexpr (reads_rows<rule_type, Scalar> && rule_type::evicts && observes_prompts<rule_type>) {
+  if constexpr (rule_type::evicts && observes_prompts<rule_type>) {
     workspace_allocator from(memory);
     const auto work = detail::allocate_prompt(
         from, rule,

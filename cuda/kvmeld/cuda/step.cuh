@@ -40,14 +40,10 @@ void step_by(const Policy& policy, const cache_view<Scalar>& cache, const state_
   workspace_allocator from(memory);
   const auto work = allocate_step(from, rule, shape_of(cache), plans);
   from.check("cuda step");
-  if constexpr (!reads_rows<rule_type, Scalar>) {
-    refuse_rows<Policy, Scalar>("cuda step");
-  } else {
-    attend(rule, step_options{true, !plans, limits}, work.partial);
-    if constexpr (rule_type::evicts) {
-      if (plans && !limits.none_due()) {
-        device::plan(rule, cache, state, limits, work.plan, stream);
-      }
+  attend(rule, step_options{true, !plans, limits}, work.partial);
+  if constexpr (rule_type::evicts) {
+    if (plans && !limits.none_due()) {
+      device::plan(rule, cache, state, limits, work.plan, stream);
     }
   }
 }

@@ -151,6 +151,8 @@ extern template struct policy_calls<keepkv, q8_0<float>>;
 extern template struct policy_calls<keepkv, fp8_e4m3<float>>;
 extern template struct policy_calls<fold, q8_0<float>>;
 extern template struct policy_calls<fold, fp8_e4m3<float>>;
+extern template struct policy_calls<ems, q8_0<float>>;
+extern template struct policy_calls<ems, fp8_e4m3<float>>;
 #endif
 
 }  // namespace kvmeld::cuda

@@ -40,13 +40,11 @@ template <class Number>
 struct row_format<q8_0<Number>> {
   using number = Number;
   static constexpr bool blocks = true, fp8 = false;
-  static constexpr const char* name = "q8_0";
 };
 template <class Number>
 struct row_format<fp8_e4m3<Number>> {
   using number = Number;
   static constexpr bool blocks = false, fp8 = true;
-  static constexpr const char* name = "fp8_e4m3";
 };
 
 }  // namespace detail

@@ -136,10 +136,14 @@ prompt_memory<Rule> allocate_prompt(workspace_allocator& from, const Rule& rule,
   const std::size_t slots = shape.slots();
   workspace_allocator measure = from;
   prompt_memory<Rule> m{};
+  m.plan.allocate(from, rule, shape);
+  if constexpr (requires { m.plan.wide; }) {  // what the plan's memory begins with is beside both
+    auto beside = m.plan.wide;
+    beside.allocate(measure, shape, true);
+  }
   m.sums = measure.take<float>(slots), m.last = measure.take<float>(slots);
   m.order = measure.take<index_t>(slots), m.spare = measure.take<index_t>(slots);
   m.measure.allocate(measure, shape.heads, shape.group, shape.queries, shape.capacity);
-  m.plan.allocate(from, rule, shape);
   from.reserve(measure.used());
   return m;
 }

@@ -11,7 +11,7 @@ namespace kvmeld::cuda {
 
 /// D2O: sums as H2O's; an evicted slot merges into the nearest that stays by cosine, or is lost.
 struct d2o_rule : sum_rule {
-  static constexpr bool merges = true, reads_narrow_rows = true, always_plans = true;
+  static constexpr bool merges = true, always_plans = true;
   enum memory_name : index_t { threshold, has_threshold };
   static constexpr float own_weight = 2.718281828F;  // exp of a key's similarity to itself
   float beta = 0.7F;

@@ -65,13 +65,6 @@ inline void expect_no(const char* what, bool is_there, std::string_view whose = 
           " kernels), got one");
 }
 
-/// Refuses (`unsupported`) rows that a policy's kernels do not read.
-template <class Policy, class Scalar>
-void refuse_rows(const char* what) {
-  expects(errc::unsupported, false, what, ": expected ", Policy::name(),
-          " with rows of float, half or bfloat16, got ", row_format<Scalar>::name);
-}
-
 /// The rule of `policy` for the model of `cache`. Refused: an `attention_spec` of another shape,
 /// cap or sinks than the cache's, or of more than the kernels compute.
 template <class Policy, class Scalar, class Spec = attention_spec>

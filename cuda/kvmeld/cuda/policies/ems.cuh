@@ -2,6 +2,7 @@
 /// ems on the device.
 #pragma once
 
+#include "kvmeld/cuda/memory/wide_rows.cuh"
 #include "kvmeld/cuda/policies/device_policy.cuh"
 #include "kvmeld/cuda/policies/ems/plans.cuh"
 #include "kvmeld/policies/ems.hpp"
@@ -25,21 +26,32 @@ struct device_policy<ems> {
   }
   template <class Scalar>
   static void observe(const ems&, const ems_rule& rule, const cache_view<Scalar>& cache,
-                      const state_view& state, const query_rows<Scalar>& queries,
+                      const state_view& state, const query_rows<row_number<Scalar>>& queries,
                       const detail::prompt_memory<ems_rule>& work, stream stream) {
-    detail::observe_tokens(rule, cache, state, queries, work, stream);
+    const auto rows = detail::wide_rows(cache, budget{.slots = 0}, work.plan.wide, stream);
+    detail::observe_tokens(rule, rows, state, queries, work, stream);
   }
   template <class Scalar>
   static void plan(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                    const head_budgets& limits, const detail::ems_plan_memory& work, stream stream) {
-    detail::merge_entries(rule, cache, state, limits, false, work, stream);
+    bring_to(rule, cache, state, limits, false, work, stream);
   }
   template <class Scalar>
   static void plan_prompt(const ems&, const ems_rule& rule, const cache_view<Scalar>& cache,
-                          const state_view& state, const query_rows<Scalar>&,
+                          const state_view& state, const query_rows<row_number<Scalar>>&,
                           const head_budgets& limits, const detail::ems_plan_memory& work,
                           stream stream) {
-    detail::merge_entries(rule, cache, state, limits, true, work, stream);
+    bring_to(rule, cache, state, limits, true, work, stream);
+  }
+
+ private:
+  template <class Scalar>
+  static void bring_to(const ems_rule& rule, const cache_view<Scalar>& cache,
+                       const state_view& state, const head_budgets& limits, bool prompt,
+                       const detail::ems_plan_memory& work, stream stream) {
+    const auto rows = detail::wide_rows(cache, limits, work.wide, stream);
+    detail::merge_entries(rule, rows, state, limits, prompt, work, stream);
+    apply(work.plan, cache, state, stream);
   }
 };
 

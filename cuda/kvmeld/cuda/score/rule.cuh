@@ -91,13 +91,6 @@ inline constexpr bool seeks_logits = requires(const Rule& rule, float x) {
   rule.observe_logits(x, &x, x);
 };
 
-/// Do a rule's kernels read rows of `Scalar`? Those that compare or merge rows say so of narrow
-/// ones.
-template <class Rule, class Scalar>
-inline constexpr bool reads_rows = !narrow_rows<Scalar> || !Rule::merges || requires {
-  Rule::reads_narrow_rows;
-};
-
 /// Do tokens share entries? Then `rule.masses` is their attention, and `rule.observe_entry`
 /// observes them.
 template <class Rule>

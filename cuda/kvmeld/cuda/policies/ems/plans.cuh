@@ -4,7 +4,6 @@
 
 #include "kvmeld/cuda/device/one_after_other.cuh"
 #include "kvmeld/cuda/memory/work_memory.cuh"
-#include "kvmeld/cuda/merge/apply.cuh"
 #include "kvmeld/cuda/merge/weigh_rows.cuh"
 #include "kvmeld/cuda/policies/ems/match.cuh"
 #include "kvmeld/cuda/policies/ems/scores.cuh"
@@ -72,7 +71,8 @@ void match_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const 
   match(plane<float>{own.turned, head, row}, plane<float>{own.turned + own.pitch, head, row});
 }
 
-/// Brings every head that reaches its budget to its target; `prompt`: as after one. Seven launches.
+/// A plan that brings every head that reaches its budget to its target, and the table's part of it
+/// carried out; `prompt`: as after one. Six launches.
 template <class Scalar>
 void merge_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const state_view& state,
                    const head_budgets& limits, bool prompt, const ems_plan_memory& work,
@@ -90,7 +90,6 @@ void merge_entries(const ems_rule& rule, const cache_view<Scalar>& cache, const 
              join_above{rule.threshold, rule.with_position && limits.has_triggers()},
              entry_weights{own.weight, own.key_length}, limits.most_target(), stream);
   launch(carry_entries<Scalar>{cache, state, rule, work.plan, own}, heads, stream);
-  apply(work.plan, cache, state, stream);
 }
 
 }  // namespace kvmeld::cuda::detail

@@ -4,6 +4,7 @@
 
 #include "kvmeld/cuda/memory/plan_memory.cuh"
 #include "kvmeld/cuda/memory/rope_params.cuh"
+#include "kvmeld/cuda/memory/wide_rows.cuh"
 #include "kvmeld/cuda/policies/ems/weights.cuh"
 #include "kvmeld/cuda/score/rule.cuh"
 
@@ -79,7 +80,8 @@ struct ems_rule {
       const Scalar* const key = cache.keys.of(h).at(s);
       float square = 0;
       for (index_t i = 0; i < cache.dim; ++i) {
-        square += to_float(key[i]) * to_float(key[i]);
+        const float x = load_number(key, i, cache.dim);
+        square += x * x;
       }
       own = square_root(square);
     }
@@ -117,9 +119,11 @@ inline entry_scratch allocate_entries(workspace_allocator& from, const ems_rule&
 }
 
 struct ems_plan_memory : plan_memory {
+  wide_memory wide;
   entry_scratch entries;
 
   void allocate(workspace_allocator& from, const ems_rule& rule, const work_shape& shape) {
+    wide.allocate(from, shape, true);
     plan_memory::allocate(from, rule, shape);
     entries = allocate_entries(from, rule, shape);
   }

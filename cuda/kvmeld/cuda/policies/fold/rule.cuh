@@ -79,8 +79,7 @@ struct fold_plan_memory;
 struct fold_rule {
   static constexpr index_t columns = 1;
   static constexpr bool observes = false, observes_prompts = true, evicts = true, merges = true,
-                        always_plans = true, reads_narrow_rows = true, remembers = true,
-                        plain_attention = true;
+                        always_plans = true, remembers = true, plain_attention = true;
   using plan_memory = detail::fold_plan_memory;
   enum column_name : index_t { tokens, prompt_score };
   group_combine combine = group_combine::sum;

@@ -10,8 +10,7 @@ namespace kvmeld::cuda {
 /// with its weight W; an evicted slot merges into the nearest that stays by cosine, or is lost.
 struct keepkv_rule {
   static constexpr index_t columns = 2, observed_columns = 2;
-  static constexpr bool observes = true, evicts = true, merges = true, reads_narrow_rows = true,
-                        always_plans = true;
+  static constexpr bool observes = true, evicts = true, merges = true, always_plans = true;
   enum column_name : index_t { log_score, weight_sum };
   group_combine combine = group_combine::sum;
   index_t sinks = 4;

@@ -11,7 +11,7 @@ namespace kvmeld::cuda {
 /// KVMerger: sums as H2O's; runs of neighbours merge, several slots at once always. A plan selects
 /// those that take no part: the last, and the sinks and the best of the others together.
 struct kvmerger_rule : sum_rule {
-  static constexpr bool merges = true, reads_narrow_rows = true, always_plans = true;
+  static constexpr bool merges = true, always_plans = true;
   float heavy = 0;  ///< of the target, at least the sinks
   bool by_threshold = false;
   float epsilon = 0.75F, sigma = 0;

@@ -12,8 +12,7 @@ namespace kvmeld::cuda {
 /// plans depend on how many residual slots there are already (`counted`): those missing are made.
 struct zsmerge_rule {
   static constexpr index_t columns = 3, observed_columns = 1;
-  static constexpr bool observes = true, evicts = true, merges = true, merges_removed = true,
-                        reads_narrow_rows = true;
+  static constexpr bool observes = true, evicts = true, merges = true, merges_removed = true;
   enum column_name : index_t { score, count, is_residual };
   group_combine combine = group_combine::sum;
   index_t sinks = 4;
