@@ -21,7 +21,7 @@ namespace score {
 
 /// Slots swept at a time.
 inline constexpr index_t tile_slots = 128;
-/// Floats that stay in the nearest cache.
+/// Floats that stay in the nearest cache; in blocks of 8 bits all that are swept do.
 inline constexpr index_t near_floats = detail::row_floats;
 inline constexpr index_t swept_floats = 16384;
 /// Query heads per sweep; a larger group sweeps again.
@@ -81,6 +81,8 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
   const bool compares = comparison != nullptr && comparison->requested();
   const storage keys_as = detail::read_as(head.type().keys, head.even_keys() && !compares),
                 values_as = detail::read_as(head.type().values, head.even_values() && !compares);
+  const auto rows_at_once = [&](storage as) { return as == storage::q8_0 ? rows : near; };
+  const index_t some_keys = rows_at_once(keys_as), some_values = rows_at_once(values_as);
   const score::logit_terms terms(head);
 
   for (index_t g0 = 0; g0 < group; g0 += score::sweep_group) {
@@ -94,8 +96,8 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
     std::fill_n(outputs, std::ptrdiff_t{heads} * of_v, 0.0F);
     for (index_t first = 0; first < n; first += rows) {
       const index_t count = std::min(rows, n - first);
-      for (index_t i = 0; i < count; i += near) {
-        const index_t some = std::min(near, count - i);
+      for (index_t i = 0; i < count; i += some_keys) {
+        const index_t some = std::min(some_keys, count - i);
         detail::use_rows(
             keys_as, head.keys(), first + i, some, dim,
             [&] { return detail::load_keys(head, first + i, some, buffer); },
@@ -136,8 +138,8 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
         score::aligned_block block(mass[g], score::padded(count));
         Map<Eigen::VectorXf>(outputs + std::ptrdiff_t{g} * of_v, of_v) *= all[g].take(block);
       }
-      for (index_t i = 0; i < count; i += near) {
-        const index_t some = std::min(near, count - i);
+      for (index_t i = 0; i < count; i += some_values) {
+        const index_t some = std::min(some_values, count - i);
         detail::use_rows(
             values_as, head.values(), first + i, some, of_v,
             [&] { return detail::load_values(head, first + i, some, buffer); },
