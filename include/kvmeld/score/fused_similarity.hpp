@@ -5,8 +5,9 @@
 
 #include <Eigen/Core>
 #include <algorithm>  // std::max
-#include <cmath>      // std::sqrt
+#include <cmath>      // std::abs
 #include <cstddef>    // std::ptrdiff_t
+#include <limits>     // std::numeric_limits
 #include <span>
 #include <vector>
 
@@ -60,9 +61,7 @@ void row_squares(const detail::tile& keys, const float* from, float* squares) {
 /// `norms [rows]` of the rows: `√(k · k)`.
 inline void row_norms(const detail::tile& keys, float* norms) {
   row_squares<false>(keys, nullptr, norms);
-  for (Eigen::Index s = 0; s < keys.rows(); ++s) {
-    norms[s] = std::sqrt(norms[s]);
-  }
+  take_roots(norms, static_cast<index_t>(keys.rows()));
 }
 
 /// `dots[n][r] = x_n · k_r` and `squares[r] = k_r · k_r` of `N` vectors and `R` rows.
@@ -145,12 +144,11 @@ void row_dots_and_norms(const detail::tile& keys, const float* const (&x)[N],
       prefetch.several(k);
     }
     dots_and_squares_block<rows_at_once>(x, k, row, dim, dots, s, norms + s);
+    take_roots(norms + s, rows_at_once);
   }
   for (; s < rows; ++s, k += row) {
     dots_and_squares_block<1>(x, k, row, dim, dots, s, norms + s);
-  }
-  for (s = 0; s < rows; ++s) {
-    norms[s] = std::sqrt(norms[s]);
+    take_roots(norms + s, 1);
   }
 }
 inline void row_dots_and_norms(const detail::tile& keys, const float* x, float* dots,
@@ -167,16 +165,18 @@ inline void row_distances(const detail::tile& keys, const float* x, float* squar
 /// Zero keys add nothing, broken ones neither.
 inline void add_directions(const detail::tile& keys, const float* norms, float* sum) {
   constexpr index_t rows_at_once = 64;
+  constexpr float most = std::numeric_limits<float>::max();
   const auto rows = static_cast<index_t>(keys.rows());
   float weight[rows_at_once];
   for (index_t first = 0; first < rows; first += rows_at_once) {
     const index_t count = std::min(rows_at_once, rows - first);
-    bool all = true;
+    int broken = 0;  // is any? Without branches, so that compilers take many.
     for (index_t i = 0; i < count; ++i) {
       const float norm = norms[first + i];
-      all = all && std::isfinite(norm);
-      weight[i] = norm > 0 ? 1 / norm : 0.0F;
+      broken |= static_cast<int>(!(std::abs(norm) <= most));
+      weight[i] = 1 / (norm > 0 ? norm : std::numeric_limits<float>::infinity());
     }
+    const bool all = broken == 0;
     for (index_t i = 0; i < (all ? 1 : count); ++i) {  // 0 · NaN is NaN: such rows are left out
       if (all || weight[i] > 0) {
         const detail::tile part(keys.data() + (first + i) * keys.outerStride(), all ? count : 1,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <Eigen/Core>
+#include <cmath>     // std::sqrt
 #include <concepts>  // std::same_as
 
 #include "kvmeld/detail/arithmetic.hpp"
@@ -81,6 +82,19 @@ EIGEN_ALWAYS_INLINE packet loaded(const float* x) {
   EIGEN_OPTIMIZATION_BARRIER(once);
 #endif
   return once;
+}
+
+/// `x [n] ← √x`, as `std::sqrt` rounds it, which compilers take one by one: each may be an error.
+inline void take_roots(float* x, index_t n) {
+  index_t i = 0;
+#if defined(EIGEN_VECTORIZE_SSE)
+  for (; i + 4 <= n; i += 4) {
+    _mm_storeu_ps(x + i, _mm_sqrt_ps(_mm_loadu_ps(x + i)));
+  }
+#endif
+  for (; i < n; ++i) {
+    x[i] = std::sqrt(x[i]);
+  }
 }
 
 /// `sum` and the products of the elements that no packet holds.
