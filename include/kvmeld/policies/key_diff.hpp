@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>  // std::fill_n
+#include <algorithm>  // std::ranges::min_element
 #include <bit>        // std::bit_cast
 #include <cmath>      // std::isfinite
 #include <limits>     // std::numeric_limits
@@ -128,20 +128,20 @@ struct key_diff {
     const auto about = [&, d = dot.data(), k = norm.data()](index_t s) {
       return difference(d[s], k[s] * guessed);
     };
-    float lowest = std::numeric_limits<float>::infinity();
-    for (index_t s = 0; s < n; ++s) {
-      const float x = about(s);
-      if (!(std::abs(x) <= 2)) {  // NaN
-        return false;
-      }
-      lowest = x < lowest && !is_protected(s) ? x : lowest;
-    }
-    if (!(error < 1)) {
+    const bool broken =
+        search::any_slot(0, n, [&](index_t s) { return !(std::abs(about(s)) <= 2); });
+    if (broken || !(error < 1)) {  // NaN
       return false;
     }
+    const auto few = search::lowest_apart(n, is_protected, about);
+    const float lowest = *std::ranges::min_element(few.score);
+    const auto may_be = [&](index_t s) { return about(s) <= lowest + error; };
     float exact = 0, own = 0;
     for (index_t s = 0; s < n; ++s) {
-      if (about(s) <= lowest + error && !is_protected(s)) {
+      const index_t end = std::min(s + detail::max_tile_slots, n);
+      if (s % detail::max_tile_slots == 0 && !search::any_slot(s, end, may_be)) {
+        s = end - 1;  // none of these
+      } else if (may_be(s) && !is_protected(s)) {
         to_floats(head.key(s), dim, row);
         score::row_dots_and_norms({row, 1, dim, Eigen::OuterStride<>(dim)}, sum, &exact, &own);
         see(s, difference(exact, own * length));
