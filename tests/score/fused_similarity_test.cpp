@@ -151,6 +151,8 @@ TEST_CASE("a step is what it would be without a prediction, right or wrong", "[c
     all += right;
   }
   CHECK(all < 3 * 150);  // nor of the second look
+  // What the query will do to the lowest is known beforehand.
+  CHECK(check_comparisons_change_nothing(kvmeld::keepkv{.similarity = 0.3F}, 40, dim, 150) > 140);
   // Which token passes the window is known beforehand.
   CHECK(check_comparisons_change_nothing(kvmeld::centroids{.window = 8}, 40, dim, 110) == 110);
   check_comparisons_change_nothing(kvmeld::key_diff{}, 40, dim, 150);

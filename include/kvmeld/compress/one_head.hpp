@@ -223,7 +223,7 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
   const bool removes_one = full && head.length() == b.slots + 1;
   work.comparison.reset();
   if (removes_one) {
-    hooks(p).predict_victim(head, state, b.slots, work.comparison);
+    hooks(p).predict_victim(head, state, b.slots, work.comparison, q);
   }
   hooks(p).attend(head, state, q, out, probabilities, log_sum_exp, &work.comparison);
   if (!detail::all_finite(out, head.group() * head.value_dim())) {

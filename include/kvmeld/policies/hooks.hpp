@@ -54,8 +54,9 @@ class hooks {
             index_t target, slot_scratch& work, merge_plan& out) const;
 
   /// What the policy wants compared during the step's attention; nothing, if it predicts nothing.
+  /// `query [group, dim]`: the step's.
   void predict_victim(const head_ref& head, head_state& state, index_t target,
-                      fused_similarity& comparison) const;
+                      fused_similarity& comparison, const float* query = nullptr) const;
   /// One slot's removal, or none offered. `comparison`: what attention computed for the victim.
   std::optional<slot_removal> choose_victim(const head_ref& head, const head_state& state,
                                             index_t target,
@@ -126,11 +127,11 @@ void hooks<P>::plan(const head_ref& head, const head_state& state, const query_v
 
 template <class P>
 void hooks<P>::predict_victim(const head_ref& head, head_state& state, index_t target,
-                              fused_similarity& comparison) const {
-  comparison.reset();
+                              fused_similarity& comparison, const float* query) const {
+  comparison.begin(query);
   if constexpr (detail::chosen_at_run_time<P>) {
     p_.visit([&](const auto& one) {
-      kvmeld::hooks(one).predict_victim(head, state, target, comparison);
+      kvmeld::hooks(one).predict_victim(head, state, target, comparison, query);
     });
   } else if constexpr (requires { p_.predict_victim(head, state, target, comparison); }) {
     p_.predict_victim(head, state, target, comparison);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kvmeld/policies/keepkv/estimate.hpp"
+#include "kvmeld/policies/keepkv/lowest.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/search/leaders.hpp"
 
@@ -169,7 +170,11 @@ struct keepkv {
 
   void predict_victim(const kv_head auto& head, const head_state& state, index_t target,
                       fused_similarity& comparison) const {
-    comparison.request(head, lowest(head, state, target));
+    comparison.request(
+        head, variant == mode::code
+                  ? lowest(head, state, target)
+                  : detail::lowest_after(head, is_protected(head, target), state.column(log_score),
+                                         state.column(weight_sum), {decay}, comparison.query()));
   }
   slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
                              const fused_similarity& comparison) const {
@@ -242,11 +247,8 @@ struct keepkv {
     if (variant == mode::code) {
       return search::lowest_scored(head.length(), is_protected(head, target), ranks(head, state));
     }
-    // `ranks` without a branch on the mode slot by slot: compilers take many at once.
-    const auto by_votes = [&head, s = state.column(log_score)](index_t i) {
-      return static_cast<float>(double{head.log_mass(i)} + finite(double{s[as_size(i)]}));
-    };
-    return search::lowest_scored(head.length(), is_protected(head, target), by_votes);
+    return search::lowest_scored(head.length(), is_protected(head, target),
+                                 detail::log_weights(head, state.column(log_score)));
   }
 
   detail::vote_merge merged(const kv_head auto& head, const head_state& state,

@@ -172,7 +172,8 @@ concept updates_by = requires(P& p, hook_arguments& x, const Change& change) {
 ///     void predict_victim(const kv_head auto& head, head_state&, index_t target,
 ///                         fused_similarity&) const;     before attention: the slot to compare
 ///                                                       with all; the result is what
-///                                                       `choose_victim` gets
+///                                                       `choose_victim` gets. The step's query is
+///                                                       `query()`, if known
 ///     void update_memory(const kv_head auto& head, head_state&, const C& change,
 ///                        slot_scratch&) const;          takes `memory` along before a merge_plan
 ///                                                       or a slot_removal is applied, which fits

@@ -224,6 +224,9 @@ class fused_similarity {
     std::ranges::copy(row, keys_.row.begin());
     directions_ = directions.data();
   }
+  /// A step begins; its query heads are `query [group, dim]`, null: not known.
+  void begin(const float* query) { reset(), query_ = query; }
+  const float* query() const { return query_; }
   void reset() { slot_ = npos, compared_ = 0, with_values_ = false, directions_ = nullptr; }
 
   bool requested() const { return slot_ != npos; }
@@ -265,6 +268,7 @@ class fused_similarity {
   index_t slot_ = npos;
   index_t compared_ = 0;
   bool with_values_ = false;
+  const float* query_ = nullptr;
   float* directions_ = nullptr;
   products keys_, values_;
 };

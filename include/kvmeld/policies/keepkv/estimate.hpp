@@ -27,17 +27,24 @@ double log_sum(std::size_t n, F f) {
   return all.log_sum_exp();
 }
 
-/// Calls `take(first, S, count)` for block after block of slots with `S_s = ln mean_g exp(cap(scale
-/// · q_g·k_s))` (log-mass not in it) of a decode step. From its probabilities, `p exp(lse)`; where
-/// these have underflown, from the query. O(group · length), nothing allocated.
+/// `S_s = ln mean_g exp(cap(scale · q_g·k_s))` of a query's heads, `query [group, dim]`.
+float log_score_of(const kv_head auto& head, const float* query, index_t s) {
+  const score::logit_terms terms(head);
+  score::softmax<> all;
+  for (index_t g = 0; g < head.group(); ++g) {
+    const row<const float> q{query + std::ptrdiff_t{g} * head.dim()};
+    all.add(terms.cap(head.scale() * score::dot(head.key(s), q, head.dim())));
+  }
+  return all.log_sum_exp() - std::log(static_cast<float>(head.group()));
+}
+
+/// Calls `take(first, S, count)` for block after block of slots with each S of a decode step,
+/// log-mass not in it. From its probabilities, `p exp(lse)`; where these have underflown, from the
+/// query. O(group · length), nothing allocated.
 /// `Array`: a parameter, so that it is compiled where it is used.
 template <class Array = dense::array, class Take>
 void each_log_score(const kv_head auto& head, const observation& observed, Take take) {
   const index_t n = head.length(), group = head.group();
-  const auto logit = [&, terms = score::logit_terms(head)](index_t g, index_t s) {
-    const row<const float> q{observed.query + std::ptrdiff_t{g} * head.dim()};
-    return terms.cap(head.scale() * score::dot(head.key(s), q, head.dim()));
-  };
   const float heads = std::log(static_cast<float>(group));
   const float top = *std::ranges::max_element(observed.log_sum_exp);
   for (index_t first = 0; first < n; first += dense::array_size) {
@@ -52,15 +59,14 @@ void each_log_score(const kv_head auto& head, const observation& observed, Take 
       }
     }
     Array now = mass.log() + (top - heads);
+    int underflown = 0;  // is any? Mostly none.
     for (index_t i = 0; i < count; ++i) {
-      const index_t s = first + i;
-      now[i] -= head.log_mass(s);
+      now[i] -= head.log_mass(first + i);
+      underflown |= static_cast<int>(!(mass[i] > 1e-30F));
+    }
+    for (index_t i = 0; underflown != 0 && i < count; ++i) {
       if (!(mass[i] > 1e-30F)) {
-        score::softmax<> all;
-        for (index_t g = 0; g < group; ++g) {
-          all.add(logit(g, s));
-        }
-        now[i] = all.log_sum_exp() - heads;
+        now[i] = log_score_of(head, observed.query, first + i);
       }
     }
     take(first, now, count);
