@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// KeepKV's estimates of the attention that a slot will get, and its merge of several slots by
-/// them.
+/// KeepKV's estimates of the attention that a slot will get, and its merge of slots by them.
 #pragma once
 
 #include <algorithm>  // std::max
@@ -134,13 +133,26 @@ struct moving_average {
     Array before = Array::Zero(), weight = Array::Zero();
     std::copy_n(log_score, count, before.data());
     std::copy_n(weight_sum, count, weight.data());
-    const Array old = decay * weight, top = before.max(now);
-    const Array after = top + ((old * (before - top).exp() + (now - top).exp()) / (old + 1)).log();
+    const Array old = decay * weight, top = before.max(now), less = (-(before - now).abs()).exp();
+    const auto averages = [&](index_t i) {  // finite numbers; without branches
+      return static_cast<int>(old[i] > 0) & static_cast<int>(std::isfinite(before[i])) &
+             static_cast<int>(std::isfinite(now[i]));
+    };
+    Array of_old, of_now;  // exp(before - top) and exp(now - top), of which one is 1
+    int all = 1;
+    for (index_t i = 0; i < Array::SizeAtCompileTime; ++i) {
+      of_old[i] = before[i] < now[i] ? less[i] : 1.0F;
+      of_now[i] = before[i] < now[i] ? 1.0F : less[i];
+    }
     for (index_t i = 0; i < count; ++i) {
-      if (old[i] > 0 && std::isfinite(before[i]) && std::isfinite(now[i])) {
-        log_score[i] = after[i];
-        weight_sum[i] = old[i] + 1;
-      } else {
+      all &= averages(i);
+    }
+    const Array sum = old + 1, after = top + ((old * of_old + of_now) / sum).log();
+    std::copy_n(after.data(), count, log_score);
+    std::copy_n(sum.data(), count, weight_sum);
+    for (index_t i = 0; all == 0 && i < count; ++i) {
+      if (averages(i) == 0) {
+        log_score[i] = before[i], weight_sum[i] = weight[i];
         (*this)(log_score[i], weight_sum[i], now[i]);
       }
     }
