@@ -157,8 +157,9 @@ struct ems {
     detail::expect_no_log_mass(head);
     const detail::ems_table tokens(state, head.group());
     const auto alone = protected_slots(head, sinks, window);
-    const auto weight = detail::entry_weight(tokens, detail::global_local(tokens, head.length()));
-    const index_t e = search::lowest_scored(head.length(), alone, ranked(head, weight));
+    const auto score = detail::global_local(tokens, head.length());
+    const auto weight = detail::entry_weight(tokens, score);
+    const index_t e = detail::lowest_entry(head, score, alone);
     const search::near_slot centre = detail::ems_nearest(
         head, e, [&](index_t s) { return s != e && !alone(s); }, comparison);
     slot_removal out{.removed = e};
@@ -181,11 +182,9 @@ struct ems {
                       fused_similarity& comparison) const {
     if (with_position) {
       const detail::ems_table tokens(state, head.group());
-      const auto weight = detail::entry_weight(tokens, detail::global_local(tokens, head.length()));
-      comparison.request(head,
-                         search::lowest_scored(head.length(), protected_slots(head, sinks, window),
-                                               ranked(head, weight)),
-                         true);
+      const auto score = detail::global_local(tokens, head.length());
+      const auto alone = protected_slots(head, sinks, window);
+      comparison.request(head, detail::lowest_entry(head, score, alone), true);
     }
   }
 

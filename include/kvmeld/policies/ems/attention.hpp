@@ -150,18 +150,33 @@ void each_token_attention(const Head& head, const ems_mass<Head>& mass,
   }
 }
 
+/// Token ↦ max(s_glo · `scale`, s_past + s_current), and the same of a slot's own token.
+template <class State>
+struct global_local_score {
+  using t = ems_table<State>;
+  t table;
+  float scale;
+
+  float operator()(index_t token) const {
+    return std::max(table.at(t::all, token) * scale,
+                    table.at(t::past, token) + table.at(t::current, token));
+  }
+  float of_slot(index_t s) const {
+    return std::max(table.of_slots(t::all)[s] * scale,
+                    table.of_slots(t::past)[s] + table.of_slots(t::current)[s]);
+  }
+};
+
 /// Eq. 2, token ↦ score: s = max(s_glo · mean(s_loc)/mean(s_glo), s_loc), s_loc = past + current;
 /// the means over all tokens held. NaN counts for its own token only.
 template <class State>
 auto global_local(const ems_table<State>& table, index_t length) {
   using t = ems_table<State>;
-  const auto local = [table](index_t token) {
-    return table.at(t::past, token) + table.at(t::current, token);
-  };
   double all = 0, in_windows = 0;
   for (index_t s = 0; s < length; ++s) {
     table.each(s, [&](index_t token) {
-      const float glo = table.at(t::all, token), loc = local(token);
+      const float glo = table.at(t::all, token),
+                  loc = table.at(t::past, token) + table.at(t::current, token);
       if (!std::isnan(glo + loc)) {
         all += double{glo};
         in_windows += double{loc};
@@ -169,9 +184,7 @@ auto global_local(const ems_table<State>& table, index_t length) {
     });
   }
   const auto scale = static_cast<float>(all > 0 ? in_windows / all : 0.0);
-  return [table, local, scale](index_t token) {
-    return std::max(table.at(t::all, token) * scale, local(token));
-  };
+  return global_local_score<State>{table, scale};
 }
 
 /// After a prompt: `score` averaged over `kernel` neighbours in position, among the tokens outside
@@ -206,6 +219,42 @@ auto entry_weight(const ems_table<State>& tokens, Score score) {
     tokens.each(s, [&](index_t t) { sum += score(t); });
     return sum;
   };
+}
+
+/// The entry of least weight, by `score` of its tokens, among those not `alone(s)`; among equals
+/// the later token, wherever in the head it lies.
+template <class State, class Alone>
+index_t lowest_entry(const kv_head auto& head, const global_local_score<State>& score,
+                     Alone alone) {
+  constexpr index_t slots_at_once = 64;
+  float weight[slots_at_once];
+  const float* const next = score.table.of_slots(ems_table<State>::next);
+  const auto weight_of = entry_weight(score.table, score);
+  index_t least = -1;
+  float lowest = std::numeric_limits<float>::infinity();
+  for (index_t first = 0; first < head.length(); first += slots_at_once) {
+    const index_t count = std::min(slots_at_once, head.length() - first);
+    int shared = 0, any = 0;  // without branches, so that compilers take many
+    for (index_t i = 0; i < count; ++i) {
+      weight[i] = rank(score.of_slot(first + i));
+      shared |= static_cast<int>(next[first + i] != 0);
+    }
+    for (index_t i = 0; shared != 0 && i < count; ++i) {
+      weight[i] = next[first + i] != 0 ? rank(weight_of(first + i)) : weight[i];
+    }
+    for (index_t i = 0; i < count; ++i) {
+      any |= static_cast<int>(weight[i] <= lowest) & static_cast<int>(!alone(first + i));
+    }
+    for (index_t i = 0; any != 0 && i < count; ++i) {
+      const index_t s = first + i;
+      const bool lower = weight[i] < lowest || (weight[i] == lowest && least >= 0 &&
+                                                head.position(s) > head.position(least));
+      if ((least < 0 || lower) && !alone(s)) {
+        least = s, lowest = weight[i];
+      }
+    }
+  }
+  return least;
 }
 
 }  // namespace detail

@@ -55,6 +55,8 @@ class ems_table {
   number& at(field f, index_t token) const {
     return token < slots_ ? column_[f][token] : places_[place(token) + f];
   }
+  /// The numbers of the slots' own tokens.
+  number* of_slots(field f) const { return column_[f]; }
   index_t position(const kv_head auto& head, index_t token) const {
     return token < slots_ ? head.position(token)
                           : std::bit_cast<index_t>(places_[place(token) + fields]);
