@@ -14,6 +14,7 @@ struct every_kernel {
                    workspace memory, stream stream) {
     column_scores(cache, query_rows<Scalar>{}, {}, {}, memory, stream);
     lookahead(cache, query_rows<Scalar>{}, {}, static_cast<Scalar*>(nullptr), nullptr, stream);
+    lookahead(cache_view<q8_0<Scalar>>{}, {}, {}, static_cast<Scalar*>(nullptr), nullptr, stream);
     match(dot_similarity{}, cache, slots, slots, out, memory, stream);
     match(cosine_similarity{}, cache, slots, slots, out, memory, stream);
   }

@@ -19,9 +19,9 @@ struct lookahead_case {
 
 /// LAW: the same queries at the same positions, for all heads and for some of them. Every further
 /// head has seen five tokens more, and its queries go five positions further.
-template <class Host>
+template <class Host, class Scalar = typename device_scalar<Host>::type>
 void check_lookahead(const lookahead_case& x) {
-  using device_type = typename device_scalar<Host>::type;
+  using device_type = row_number<Scalar>;
   INFO(x.tokens << " tokens, " << x.count << " queries, dim " << x.dim << ", group " << x.group);
   constexpr index_t heads = 3;
   const cache_case c{
@@ -49,7 +49,7 @@ void check_lookahead(const lookahead_case& x) {
   }
   const full_cache nothing;
   const auto state = fixtures::make_state(nothing, kv);
-  mirror<Host> twin(nothing, kv, state, c);
+  mirror<Host, Scalar> twin(nothing, kv, state, c);
   std::vector<device_type> stored;
   for (const float v : q) {
     stored.push_back(from_float<device_type>(v));
@@ -99,6 +99,8 @@ TEST_CASE("lookahead") {
                           .group = 3,
                           .turn = rotary::interleaved(500'000).llama3({.original_context = 16})});
   check_lookahead<float>({.tokens = 1, .count = 4, .dim = 8, .group = 1});
+  check_lookahead<host_scalar<q8_0<float>>, q8_0<float>>(
+      {.tokens = 40, .count = 16, .dim = 16, .group = 2});
   check_lookahead<Eigen::half>(
       {.tokens = 40, .count = 16, .dim = 16, .group = 2, .tolerance = 1e-3});
   check_lookahead<Eigen::bfloat16>(

@@ -13,11 +13,13 @@ struct wide_memory {
   index_t* length = nullptr;                ///< [heads] slots of the heads that are due
 
   /// Rows begin at multiples of 16 bytes.
-  KVMELD_HD static index_t pitch_of(index_t dim) { return (dim + 7) / 8 * 8; }
+  KVMELD_HD static index_t wide_pitch_of(index_t dim) { return (dim + 7) / 8 * 8; }
+  /// For what reads no values.
+  wide_memory of_keys() const { return {keys, keys, length}; }
 
   void allocate(workspace_allocator& from, const work_shape& shape, bool with_values) {
     if (shape.narrow) {
-      const std::size_t bytes = shape.slots() * static_cast<std::size_t>(pitch_of(shape.dim)) *
+      const std::size_t bytes = shape.slots() * static_cast<std::size_t>(wide_pitch_of(shape.dim)) *
                                 static_cast<std::size_t>(shape.number_bytes);
       keys = from.take<char>(bytes), values = with_values ? from.take<char>(bytes) : keys;
       length = from.take<index_t>(shape.all_heads());
@@ -68,7 +70,7 @@ cache_view<row_number<Scalar>> wide_rows(const cache_view<Scalar>& cache,
   if constexpr (!narrow_rows<Scalar>) {
     return cache;
   } else {
-    const index_t pitch = wide_memory::pitch_of(cache.dim);
+    const index_t pitch = wide_memory::wide_pitch_of(cache.dim);
     const auto plane_at = [&](void* data) {
       return plane<row_number<Scalar>>{static_cast<row_number<Scalar>*>(data),
                                        std::ptrdiff_t{cache.capacity} * pitch, pitch};

@@ -137,9 +137,9 @@ prompt_memory<Rule> allocate_prompt(workspace_allocator& from, const Rule& rule,
   workspace_allocator measure = from;
   prompt_memory<Rule> m{};
   m.plan.allocate(from, rule, shape);
-  if constexpr (requires { m.plan.wide; }) {  // what the plan's memory begins with is beside both
-    auto beside = m.plan.wide;
-    beside.allocate(measure, shape, true);
+  if constexpr (requires { m.plan.wide; }) {  // with them the plan's memory begins: they stay
+    auto again = m.plan.wide;
+    again.allocate(measure, shape, true);
   }
   m.sums = measure.take<float>(slots), m.last = measure.take<float>(slots);
   m.order = measure.take<index_t>(slots), m.spare = measure.take<index_t>(slots);

@@ -39,15 +39,18 @@ struct merge_blocks {
     const index_t* const begin = plan.begin + cache.bound(h, r);
     const merge_source* const e = plan.sources + cache.slot(h, begin[0]);
     const merge_source* const end = plan.sources + cache.slot(h, begin[1]);
-    if (end - e == 1 && e->*weight == 1.0F && delta == nullptr) {
-      return;
-    }
     const index_t i = lane() * width;
     float sum[width];
+    bool corrected = false;
     KVMELD_UNROLL
     for (index_t j = 0; j < width; ++j) {
       sum[j] = delta != nullptr && i + j < cache.dim ? delta[cache.slot(h, r) * cache.dim + i + j]
                                                      : 0.0F;
+      corrected = corrected || sum[j] != 0;
+    }
+    // What stays as it is keeps its codes, which others than ours may have rounded.
+    if (end - e == 1 && e->*weight == 1.0F && ballot(corrected) == 0) {
+      return;
     }
     add_sources<2>(x, weight, e, end, i, cache.dim, aligned, sum);
     store_row(x.at(e->source), i, cache.dim, aligned, rounded_sum<Scalar>(sum));

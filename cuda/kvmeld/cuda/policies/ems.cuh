@@ -28,7 +28,8 @@ struct device_policy<ems> {
   static void observe(const ems&, const ems_rule& rule, const cache_view<Scalar>& cache,
                       const state_view& state, const query_rows<row_number<Scalar>>& queries,
                       const detail::prompt_memory<ems_rule>& work, stream stream) {
-    const auto rows = detail::wide_rows(cache, budget{.slots = 0}, work.plan.wide, stream);
+    const auto rows =
+        detail::wide_rows(cache, budget{.slots = 0}, work.plan.wide.of_keys(), stream);
     detail::observe_tokens(rule, rows, state, queries, work, stream);
   }
   template <class Scalar>

@@ -21,12 +21,13 @@ struct move_ahead {
   static constexpr index_t threads = 256;
   struct shared_memory {};
 
+  using number = row_number<Scalar>;
   cache_view<Scalar> cache;
-  query_rows<Scalar> queries;
+  query_rows<number> queries;
   rope_params rope;
   future_positions ahead;
   index_t blind, count;
-  Scalar* to;         // [heads, group, count, dim]
+  number* to;         // [heads, group, count, dim]
   index_t* position;  // [heads, count]; null: not wanted
 
   /// Grid: heads, query heads of one, any number of blocks that share the queries.
@@ -35,7 +36,7 @@ struct move_ahead {
     const auto g = block_y();
     const index_t seen = cache.next_position[h], all = queries.own(),
                   first = first_spread(all, blind), n = count < all - first ? count : all - first;
-    Scalar* const rows =
+    number* const rows =
         to + (std::ptrdiff_t{place_of_block()} * cache.group + g) * count * cache.dim;
     const auto block = block_z();
     const auto step = grid_z() * threads;
@@ -45,9 +46,9 @@ struct move_ahead {
       const index_t j = i < count - n ? 0 : i - (count - n);
       const index_t from = queries.count - all + score::spread_query(j, n, all, first);
       const index_t moved = seen + score::future_position(j, n, ahead.horizon, ahead.fade);
-      Scalar* const row = rows + std::ptrdiff_t{i} * cache.dim;
+      number* const row = rows + std::ptrdiff_t{i} * cache.dim;
       rope.pair(queries.at(h, g, from), cache.dim, p, moved - queries.position_of(h, from, seen),
-                [&](index_t k, float x) { row[k] = from_float<Scalar>(x); });
+                [&](index_t k, float x) { row[k] = from_float<number>(x); });
       if (position != nullptr && g == 0 && p == 0) {
         position[std::ptrdiff_t{place_of_block()} * count + i] = moved;
       }
@@ -70,8 +71,9 @@ inline index_t lookahead_count(index_t queries, const lookahead_options& options
 /// lookahead_count]`, which `compress` takes with `position_head = lookahead_count`. One launch.
 /// Refused: a rotation of part of a head, prompts of several lengths.
 template <class Scalar>
-void lookahead(const cache_view<Scalar>& cache, const query_rows<Scalar>& queries,
-               const lookahead_options& options, Scalar* out, index_t* position, stream stream) {
+void lookahead(const cache_view<Scalar>& cache, const query_rows<row_number<Scalar>>& queries,
+               const lookahead_options& options, row_number<Scalar>* out, index_t* position,
+               stream stream) {
   check(cache);
   const rope_params rope =
       cache.spec == nullptr ? rope_params{} : rope_params_of(cache.spec->rope, cache.dim);

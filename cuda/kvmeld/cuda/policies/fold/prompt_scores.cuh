@@ -20,7 +20,7 @@ struct score_scratch {
   float* both;            ///< [group, heads, queries] of both
   float* largest;         ///< [group, heads, capacity]
   float* score;           ///< [heads, capacity]
-  void* moved;            ///< [active heads, group, queries, dim] of the cache's scalar
+  void* moved;            ///< [active heads, group, queries, dim] of the cache's numbers
 
   void allocate(workspace_allocator& from, const work_shape& shape) {
     const std::size_t n = shape.all_heads(), slots = shape.slots();
@@ -143,7 +143,7 @@ struct keep_scores {
 
 /// `kvmeld::prompt_scores` of all heads into their column, by a prompt's own queries, all of them:
 /// each is moved after the prompt, and a slot has the largest probability that any gives it beside
-/// what the query found in its own reading. Moved queries are rounded to the cache's scalar, as
+/// what the query found in its own reading. Moved queries are rounded to its numbers, as
 /// those of a second reading would be. Ten launches and one a query head of the group; one more
 /// for each pass over columns that is split.
 template <class Scalar>
