@@ -2,7 +2,7 @@
 // What fold's scores are multiplied by: how far a token stands out in all heads of a model.
 //
 // Readings that the library follows:
-//  - The mean is over the heads that have a slot for the token, the leverage of a head over its
+//  - The mean is over the heads that measured a slot for the token, the leverage of a head over its
 //    mean counts; of a head whose keys are all alike it counts as 1.
 //  - A slot's token is the one at its position, whatever else it holds.
 #pragma once

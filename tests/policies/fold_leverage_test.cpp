@@ -47,15 +47,20 @@ struct measured {
   std::vector<kvmeld::head_state> states;
 
   measured(const fold& p, const prompt_rows& rows) : policy(p.sharing(slots)) {
+    for (std::size_t i = 0; i < count; ++i) {
+      states.push_back(kvmeld::make_head_state(policy, kv.head(place(i))));
+    }
+    read(rows);
+  }
+  void read(const prompt_rows& rows) {
     for (index_t l = 0; l < layers_of; ++l) {
-      rows.append(kv, l, 0, 0, tokens);
-      const kvmeld::queries q(rows.queries(l, 0, tokens), tokens, layer_spec);
+      rows.append(kv, l, 0, 0, rows.tokens);
+      const kvmeld::queries q(rows.queries(l, 0, rows.tokens), rows.tokens, layer_spec);
       for (index_t h = 0; h < kv_heads_of; ++h) {
-        const auto head = kv.head(model_cache::of(l, 0).first + h);
-        states.push_back(kvmeld::make_head_state(policy, head));
         q.of_head(h, [&](const auto& own) {
           kvmeld::held_queries held;
-          kvmeld::observe_prompt(policy, head, states.back(), held, own);
+          kvmeld::observe_prompt(policy, kv.head(model_cache::of(l, 0).first + h),
+                                 states[static_cast<std::size_t>(l * kv_heads_of + h)], held, own);
         });
       }
     }
@@ -177,6 +182,28 @@ TEST_CASE("neither the order of heads nor a second weighing shows in weighed sco
   for (std::size_t i = 0; i < count; ++i) {
     CHECK(same_state(a.states[i], b.states[i]));
   }
+}
+
+TEST_CASE("a later prompt's scores of a slot are multiplied by the weight that it has", "[fold]") {
+  const prompt_rows rows = uneven();
+  prompt_rows next(20);
+  for (std::vector<float>& of_layer : next.q) {  // it looks up more than the prompt before
+    std::ranges::for_each(of_layer, [](float& x) { x *= 4; });
+  }
+  measured weighed(with(2), rows), plain(with(0), rows);
+  weighed.weigh();
+  const std::vector<kvmeld::head_state> before = plain.states;
+  weighed.read(next), plain.read(next);
+  index_t raised = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t s = 0; s < tokens + 20; ++s) {
+      const float w = weighed.states[i].column(weight)[s], x = plain.states[i].column(score)[s];
+      CHECK((w > 0) == (s < tokens));  // new ones hold their leverage until they are weighed
+      CHECK(weighed.states[i].column(score)[s] == Approx(w > 0 ? w * x : x).epsilon(1e-5));
+      raised += s < tokens && x > before[i].column(score)[s] ? 1 : 0;
+    }
+  }
+  CHECK(raised > 10);
 }
 
 TEST_CASE("weights are kept by copies and by what is saved, as prompts that follow show",

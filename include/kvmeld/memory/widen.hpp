@@ -89,7 +89,7 @@ EIGEN_ALWAYS_INLINE packet widened(const std::int8_t* x) {
 
 /// The scale of a block, in every lane.
 EIGEN_ALWAYS_INLINE packet scale_of(const q8_0& block) {
-#if defined(EIGEN_VECTORIZE_AVX512)
+#if defined(EIGEN_VECTORIZE_AVX512) && defined(__F16C__)
   // One number is converted, not 16: what converts is busy with codes.
   const __m128i half = _mm_set1_epi16(static_cast<short>(block.scale.x));
   return _mm512_broadcastss_ps(_mm_cvtph_ps(half));

@@ -76,7 +76,7 @@ struct fold {
         f("mean", p.mean), f("leverage_exponent", p.leverage_exponent);
   }
   /// The tokens that a slot stands for; by scores also the largest of its `prompt_scores`, and with
-  /// an exponent what that was multiplied by (`leverage_weights`; before, its leverage below 0).
+  /// an exponent what that was multiplied by (`leverage_weights`; until then minus its leverage).
   enum column_name : index_t { tokens, prompt_score, score_weight };
   std::span<const slot_stat> slot_stats() const {
     static constexpr std::array<slot_stat, 3> all = {slot_stat{slot_reduce::sum, 1},

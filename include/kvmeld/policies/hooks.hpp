@@ -56,7 +56,7 @@ class hooks {
   /// What the policy wants compared during the step's attention; nothing, if it predicts nothing.
   /// `query [group, dim]`: the step's.
   void predict_victim(const head_ref& head, head_state& state, index_t target,
-                      fused_similarity& comparison, const float* query = nullptr) const;
+                      fused_similarity& comparison, const float* query) const;
   /// One slot's removal, or none offered. `comparison`: what attention computed for the victim.
   std::optional<slot_removal> choose_victim(const head_ref& head, const head_state& state,
                                             index_t target,

@@ -173,7 +173,7 @@ concept updates_by = requires(P& p, hook_arguments& x, const Change& change) {
 ///                         fused_similarity&) const;     before attention: the slot to compare
 ///                                                       with all; the result is what
 ///                                                       `choose_victim` gets. The step's query is
-///                                                       `query()`, if known
+///                                                       `query()`
 ///     void update_memory(const kv_head auto& head, head_state&, const C& change,
 ///                        slot_scratch&) const;          takes `memory` along before a merge_plan
 ///                                                       or a slot_removal is applied, which fits

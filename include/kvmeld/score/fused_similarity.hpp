@@ -224,7 +224,7 @@ class fused_similarity {
     std::ranges::copy(row, keys_.row.begin());
     directions_ = directions.data();
   }
-  /// A step begins; its query heads are `query [group, dim]`, null: not known.
+  /// A step begins, with `query [group, dim]`.
   void begin(const float* query) { reset(), query_ = query; }
   const float* query() const { return query_; }
   void reset() { slot_ = npos, compared_ = 0, with_values_ = false, directions_ = nullptr; }

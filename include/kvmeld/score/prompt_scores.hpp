@@ -99,6 +99,9 @@ void prompt_scores(const head_ref& head, const query_view<Query>& queries,
           queries.data == nullptr ? 0 : count);
   expects(out.size() == as_size(n), "prompt_scores: expected scores [", n, "], got ", out.size(),
           " floats");
+  expects(leverage.empty() || (options.leverage && leverage.size() == out.size()),
+          "prompt_scores: expected leverage [", n, "] with options.leverage, or none, got ",
+          leverage.size(), " floats");
   expects(options.horizon >= 0, "prompt_scores: expected a horizon of at least 0 positions, got ",
           options.horizon);
   score::lookahead_max(head, queries, options.horizon, out);

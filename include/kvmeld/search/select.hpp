@@ -220,8 +220,8 @@ auto lowest_apart(index_t length, Protected is_protected, Score score) {
 }
 
 /// The slot that `select` would evict first: the lowest score among those for which not
-/// `is_protected(s)`, the higher slot on ties; -1: none. Scores in double, and pairs, are taken for
-/// computed ones and called once a slot; other numbers for ones that are read.
+/// `is_protected(s)`, the higher slot on ties; -1: none. `score(s)`, a number (no NaN: `rank`) or a
+/// pair, is called once a slot.
 template <class Protected, class Score>
 index_t lowest_scored(index_t length, Protected is_protected, Score score) {
   using number = decltype(score(index_t{}));

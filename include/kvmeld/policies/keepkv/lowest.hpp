@@ -21,9 +21,9 @@ auto log_weights(const kv_head auto& head, std::span<const float> log_score) {
   };
 }
 
-/// The slot, not protected, of least weight once S has taken in `query [group, dim]`, but for
-/// rounding: mostly one of the lowest few before (a null query: the lowest). No S falls below what
-/// s_now = 0 would make it.
+/// Mostly the slot, not protected, of least weight once S has taken in `query [group, dim]`: that
+/// of the slots that were lowest in their parts of the head. No S falls below what s_now = 0 would
+/// make it.
 template <class Protected>
 index_t lowest_after(const kv_head auto& head, Protected is_protected,
                      std::span<const float> log_score, std::span<const float> weight_sum,
@@ -41,7 +41,7 @@ index_t lowest_after(const kv_head auto& head, Protected is_protected,
       lowest = std::min(after, lowest);
     }
   };
-  if (query == nullptr || least < 0) {
+  if (least < 0) {
     return least;
   }
   compare(least, -std::numeric_limits<float>::infinity());  // mostly it leaves few to compare
