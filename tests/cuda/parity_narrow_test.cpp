@@ -24,7 +24,7 @@ void check_prompts(const Policy& p, std::uint64_t seed, index_t steps) {
   calls::check_compress(p, {.heads = 2, .dim = 128, .group = 4, .paged = true},
                         {.slots = 24, .random = true, .shuffled = true, .steps = steps}, 1e-5,
                         seed + 1);
-  calls::check_compress(p, {.heads = 1, .dim = 70, .odd = 6, .spare = 3},
+  calls::check_compress(p, {.heads = 1, .dim = 70, .odd = 6},
                         {.length = 300, .queries = 33, .slots = 40, .random = true}, 1e-5,
                         seed + 2);
 }
