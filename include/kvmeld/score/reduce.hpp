@@ -84,7 +84,7 @@ EIGEN_ALWAYS_INLINE packet loaded(const float* x) {
   return once;
 }
 
-/// `x [n] ← √x`, as `std::sqrt` rounds it, which compilers take one by one: each may be an error.
+/// `x [n] ← √x`, rounded as by `std::sqrt`, which compilers call one by one: it may set errno.
 inline void take_roots(float* x, index_t n) {
   index_t i = 0;
 #if defined(EIGEN_VECTORIZE_SSE)
