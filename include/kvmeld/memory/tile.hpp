@@ -29,37 +29,49 @@ void prefetch_row(const T* row, std::ptrdiff_t stride) {
 
 inline namespace KVMELD_INSTRUCTIONS {
 
-/// Prefetches what a loop over rows needs later. Rows in fewer bits are computed with for longer
-/// than they are read, so all of them are prefetched, evenly and as far behind as memory takes. Of
-/// floats one in `prefetch_distance` is.
+/// Called with every load of a sweep over rows: fetches what lies `far` behind it into the second
+/// cache, as processors follow no row beyond its page. A line with each load: many at once would
+/// wait for one another. Not of q8_0, whose lines hold several loads.
+template <class Scalar>
+EIGEN_ALWAYS_INLINE void fetch_ahead([[maybe_unused]] const Scalar* x) {
+#if defined(EIGEN_VECTORIZE_SSE)
+  constexpr std::ptrdiff_t far = 8192;
+  if constexpr (!std::same_as<Scalar, q8_0>) {
+    _mm_prefetch(reinterpret_cast<const char*>(behind(x, far)), _MM_HINT_T1);
+  }
+#endif
+}
+
+/// Prefetches what a loop over rows needs next: the beginning of one in `prefetch_distance`. All
+/// rows of q8_0, evenly, which are computed with for longer than they are read.
 template <class Scalar>
 class prefetching {
  public:
   /// Of rows of `dim` from `first` on, `stride` bytes apart.
   prefetching(const Scalar* /*first*/, index_t dim, std::ptrdiff_t stride) : stride_(stride) {
-    if constexpr (!floats) {
+    if constexpr (codes) {
       // The last line is mostly the next row's first.
       bytes_ = static_cast<std::ptrdiff_t>(row_bytes(storage_of<Scalar>, dim)) - line;
       ahead_ = std::max(far / stride, std::ptrdiff_t{prefetch_distance}) * stride;
     }
   }
-  /// Called before `prefetch_distance` rows of floats.
+  /// Called before `prefetch_distance` rows.
   void several(const Scalar* row) const {
-    if constexpr (floats) {
+    if constexpr (!codes) {
       prefetch_row(row, stride_);
     }
   }
   /// Called before every row.
   void one(const Scalar* row) const {
-    for (std::ptrdiff_t i = 0; !floats && i < bytes_; i += 2 * line) {
+    for (std::ptrdiff_t i = 0; codes && i < bytes_; i += 2 * line) {
       Eigen::internal::prefetch(behind(row, ahead_ + i));
       Eigen::internal::prefetch(behind(row, ahead_ + i + line));
     }
   }
 
  private:
-  static constexpr bool floats = std::same_as<Scalar, float>;
-  static constexpr std::ptrdiff_t line = 64, far = 8192;
+  static constexpr bool codes = std::same_as<Scalar, q8_0>;
+  static constexpr std::ptrdiff_t line = 64, far = 4096;
   std::ptrdiff_t stride_, bytes_ = 0, ahead_ = 0;
 };
 

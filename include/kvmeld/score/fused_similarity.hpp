@@ -90,7 +90,9 @@ void dots_and_squares_block(const float* const (&x)[N], const float* k, std::ptr
       }
       KVMELD_UNROLL_EARLY
       for (index_t r = 0; r < together; ++r) {
-        const packet key = loaded(k + (first + r) * row + i);
+        const float* const at = k + (first + r) * row + i;
+        detail::fetch_ahead(at);
+        const packet key = loaded(at);
         KVMELD_UNROLL_EARLY
         for (index_t n = 0; n < N; ++n) {
           of_n[n][r] = pmadd(with[n], key, of_n[n][r]);

@@ -58,7 +58,11 @@ EIGEN_ALWAYS_INLINE void dot_block(const float* q, std::ptrdiff_t query, const S
         packet keys[together];
         KVMELD_UNROLL_EARLY
         for (index_t r = 0; r < together; ++r) {
-          keys[r] = wide[r](detail::behind(x, r * row), c * lanes);
+          const Scalar* const of_row = detail::behind(x, r * row);
+          if constexpr (R > 1) {
+            detail::fetch_ahead(of_row);
+          }
+          keys[r] = wide[r](of_row, c * lanes);
         }
         KVMELD_UNROLL_EARLY
         for (index_t g = 0; g < Q; ++g) {
@@ -176,6 +180,9 @@ void sum_block(const float* p, std::ptrdiff_t next, const Tile& values, index_t 
       for (index_t c = 0; c < P; ++c) {
         constexpr index_t step = widening::step;
         const auto* const x = widening::at(v, c * lanes);
+        if constexpr (P > 1) {
+          detail::fetch_ahead(x);
+        }
         if (c * lanes % step == 0) {
           wide.begin(x);
         }
