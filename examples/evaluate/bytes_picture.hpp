@@ -63,9 +63,10 @@ inline std::string frontier(const std::vector<row>& rows, const line_panel& p) {
       script += fmt::format(
           "set arrow from first {0:.6g},graph 0 to first {0:.6g},graph 1 nohead back "
           "linecolor '#999999' dashtype 3\n"
-          "set label '{1}' noenhanced at first {0:.6g},graph 0.02 left rotate by 90 "
+          "set label '{1}' noenhanced at first {0:.6g},graph {2} rotate by 90 "
           "offset 0.6,0 font ',11'\n",
-          mib, name.empty() ? "full cache" : "full " + name.substr(1));
+          mib, name.empty() ? "full cache" : "full " + name.substr(1),
+          is_share(p) ? "0.02 left" : "0.98 right");  // away from the good rows
       script += shown ? fmt::format(
                             "set label '' at first {:.6g},{:.6g} point pointtype 6 "
                             "pointsize 1.2 linecolor '#000000' linewidth 2\n",
