@@ -29,32 +29,35 @@ void prefetch_row(const T* row, std::ptrdiff_t stride) {
 
 inline namespace KVMELD_INSTRUCTIONS {
 
-/// Called with every load of a sweep over rows: fetches what lies `far` behind it into the second
-/// cache, as processors follow no row beyond its page. A line with each load: many at once would
-/// wait for one another. Not of q8_0, whose lines hold several loads.
+/// Fetches what is `ahead` bytes behind `x` into the second cache. Called with every load of a
+/// sweep: many lines at once would wait for one another.
 template <class Scalar>
-EIGEN_ALWAYS_INLINE void fetch_ahead([[maybe_unused]] const Scalar* x) {
+EIGEN_ALWAYS_INLINE void fetch([[maybe_unused]] const Scalar* x,
+                               [[maybe_unused]] std::ptrdiff_t ahead) {
 #if defined(EIGEN_VECTORIZE_SSE)
-  constexpr std::ptrdiff_t far = 8192;
-  if constexpr (!std::same_as<Scalar, q8_0>) {
-    _mm_prefetch(reinterpret_cast<const char*>(behind(x, far)), _MM_HINT_T1);
+  if constexpr (!std::same_as<Scalar, q8_0>) {  // whose lines hold several loads
+    _mm_prefetch(reinterpret_cast<const char*>(behind(x, ahead)), _MM_HINT_T1);
   }
 #endif
 }
 
-/// Prefetches what a loop over rows needs next: the beginning of one in `prefetch_distance`. All
-/// rows of q8_0, evenly, which are computed with for longer than they are read.
+/// What a loop over rows needs later. Processors follow what is read in order, but no further than
+/// a page: with every load comes a `fetch` of a later row, `ahead` bytes behind, and one row in
+/// `prefetch_distance` is begun. All rows of q8_0, which are computed with for longer than they are
+/// read, are prefetched by themselves.
 template <class Scalar>
 class prefetching {
  public:
-  /// Of rows of `dim` from `first` on, `stride` bytes apart.
-  prefetching(const Scalar* /*first*/, index_t dim, std::ptrdiff_t stride) : stride_(stride) {
+  /// Of rows of `dim`, `stride` bytes apart.
+  prefetching(const Scalar* /*first*/, index_t dim, std::ptrdiff_t stride)
+      : stride_(stride),
+        ahead_(std::max(far / stride, std::ptrdiff_t{prefetch_distance}) * stride) {
     if constexpr (codes) {
       // The last line is mostly the next row's first.
       bytes_ = static_cast<std::ptrdiff_t>(row_bytes(storage_of<Scalar>, dim)) - line;
-      ahead_ = std::max(far / stride, std::ptrdiff_t{prefetch_distance}) * stride;
     }
   }
+  std::ptrdiff_t ahead() const { return ahead_; }
   /// Called before `prefetch_distance` rows.
   void several(const Scalar* row) const {
     if constexpr (!codes) {
@@ -71,8 +74,8 @@ class prefetching {
 
  private:
   static constexpr bool codes = std::same_as<Scalar, q8_0>;
-  static constexpr std::ptrdiff_t line = 64, far = 4096;
-  std::ptrdiff_t stride_, bytes_ = 0, ahead_ = 0;
+  static constexpr std::ptrdiff_t line = 64, far = codes ? 4096 : 8192;
+  std::ptrdiff_t stride_, ahead_, bytes_ = 0;
 };
 
 }  // namespace KVMELD_INSTRUCTIONS

@@ -67,7 +67,8 @@ inline void row_norms(const detail::tile& keys, float* norms) {
 /// `dots[n][r] = x_n · k_r` and `squares[r] = k_r · k_r` of `N` vectors and `R` rows.
 template <index_t R, index_t N>
 void dots_and_squares_block(const float* const (&x)[N], const float* k, std::ptrdiff_t row,
-                            index_t dim, float* const (&dots)[N], index_t s, float* squares) {
+                            std::ptrdiff_t ahead, index_t dim, float* const (&dots)[N], index_t s,
+                            float* squares) {
   using namespace Eigen::internal;
   constexpr index_t together = rows_together<float, R>;
   packet product[N][R], square[R];
@@ -91,7 +92,7 @@ void dots_and_squares_block(const float* const (&x)[N], const float* k, std::ptr
       KVMELD_UNROLL_EARLY
       for (index_t r = 0; r < together; ++r) {
         const float* const at = k + (first + r) * row + i;
-        detail::fetch_ahead(at);
+        detail::fetch(at, ahead);
         const packet key = loaded(at);
         KVMELD_UNROLL_EARLY
         for (index_t n = 0; n < N; ++n) {
@@ -145,11 +146,11 @@ void row_dots_and_norms(const detail::tile& keys, const float* const (&x)[N],
     if (s % detail::prefetch_distance == 0) {
       prefetch.several(k);
     }
-    dots_and_squares_block<rows_at_once>(x, k, row, dim, dots, s, norms + s);
+    dots_and_squares_block<rows_at_once>(x, k, row, prefetch.ahead(), dim, dots, s, norms + s);
     take_roots(norms + s, rows_at_once);
   }
   for (; s < rows; ++s, k += row) {
-    dots_and_squares_block<1>(x, k, row, dim, dots, s, norms + s);
+    dots_and_squares_block<1>(x, k, row, prefetch.ahead(), dim, dots, s, norms + s);
     take_roots(norms + s, 1);
   }
 }

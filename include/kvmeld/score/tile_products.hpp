@@ -30,7 +30,7 @@ using detail::bytes_apart;
 template <index_t Q, index_t R, class Scalar>
 EIGEN_ALWAYS_INLINE void dot_block(const float* q, std::ptrdiff_t query, const Scalar* k,
                                    std::ptrdiff_t row, index_t dim, float* dots,
-                                   std::ptrdiff_t next) {
+                                   std::ptrdiff_t next, [[maybe_unused]] std::ptrdiff_t ahead = 0) {
   using namespace Eigen::internal;
   using widening = detail::widening<Scalar>;
   constexpr index_t together = rows_together<Scalar, R>;
@@ -58,11 +58,10 @@ EIGEN_ALWAYS_INLINE void dot_block(const float* q, std::ptrdiff_t query, const S
         packet keys[together];
         KVMELD_UNROLL_EARLY
         for (index_t r = 0; r < together; ++r) {
-          const Scalar* const of_row = detail::behind(x, r * row);
           if constexpr (R > 1) {
-            detail::fetch_ahead(of_row);
+            detail::fetch(detail::behind(x, r * row), ahead);
           }
-          keys[r] = wide[r](of_row, c * lanes);
+          keys[r] = wide[r](detail::behind(x, r * row), c * lanes);
         }
         KVMELD_UNROLL_EARLY
         for (index_t g = 0; g < Q; ++g) {
@@ -120,7 +119,7 @@ void dot_rows(const float* q, std::ptrdiff_t query, const Tile& keys, float* dot
     for (index_t r = 0; r < rows_at_once; ++r) {
       prefetch.one(detail::behind(k, r * row));
     }
-    dot_block<Q, rows_at_once>(q, query, k, row, dim, dots + s, next);
+    dot_block<Q, rows_at_once>(q, query, k, row, dim, dots + s, next, prefetch.ahead());
   }
   for (; s < rows; ++s) {
     dot_block<Q, 1>(q, query, detail::behind(keys.data(), s * row), row, dim, dots + s, next);
@@ -181,7 +180,7 @@ void sum_block(const float* p, std::ptrdiff_t next, const Tile& values, index_t 
         constexpr index_t step = widening::step;
         const auto* const x = widening::at(v, c * lanes);
         if constexpr (P > 1) {
-          detail::fetch_ahead(x);
+          detail::fetch(x, prefetch.ahead());
         }
         if (c * lanes % step == 0) {
           wide.begin(x);
