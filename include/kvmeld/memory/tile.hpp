@@ -48,13 +48,19 @@ EIGEN_ALWAYS_INLINE void fetch([[maybe_unused]] const Scalar* x,
 template <class Scalar>
 class prefetching {
  public:
-  /// Of rows of `dim`, `stride` bytes apart.
-  prefetching(const Scalar* /*first*/, index_t dim, std::ptrdiff_t stride)
-      : stride_(stride),
-        ahead_(std::max(far / stride, std::ptrdiff_t{prefetch_distance}) * stride) {
+  /// Of `rows` of `dim`, `stride` bytes apart. `follows`: the bytes from the first to those that
+  /// are read after them; 0: evenly spaced, or, if these hold few numbers, none.
+  prefetching(const Scalar* /*first*/, Eigen::Index rows, Eigen::Index dim, std::ptrdiff_t stride,
+              std::ptrdiff_t follows)
+      : stride_(stride), ahead_(follows) {
+    if (follows == 0 && rows * dim >= few) {
+      ahead_ = std::max(far / stride, std::ptrdiff_t{prefetch_distance}) * stride;
+    }
     if constexpr (codes) {
       // The last line is mostly the next row's first.
-      bytes_ = static_cast<std::ptrdiff_t>(row_bytes(storage_of<Scalar>, dim)) - line;
+      bytes_ =
+          static_cast<std::ptrdiff_t>(row_bytes(storage_of<Scalar>, static_cast<index_t>(dim))) -
+          line;
     }
   }
   std::ptrdiff_t ahead() const { return ahead_; }
@@ -74,7 +80,7 @@ class prefetching {
 
  private:
   static constexpr bool codes = std::same_as<Scalar, q8_0>;
-  static constexpr std::ptrdiff_t line = 64, far = codes ? 4096 : 8192;
+  static constexpr std::ptrdiff_t line = 64, far = codes ? 4096 : 8192, few = 3072;
   std::ptrdiff_t stride_, ahead_, bytes_ = 0;
 };
 
@@ -108,23 +114,25 @@ tile load_tile(RowOf row_of, index_t first, index_t count, index_t dim, float* b
   return {buffer, count, dim, Eigen::OuterStride<>(dim)};
 }
 
-inline tile even_tile(const head_rows& l, index_t first, index_t count, index_t dim) {
-  return {reinterpret_cast<const float*>(l.slot(first)), count, dim,
+inline tile even_tile(const head_rows& l, index_t count, index_t dim) {
+  return {reinterpret_cast<const float*>(l.data), count, dim,
           Eigen::OuterStride<>(l.row / std::ptrdiff_t{sizeof(float)})};
 }
 
 /// Keys `first` to `first + count` − 1; `buffer [count, dim]` as above.
 inline tile load_keys(const head_ref& head, index_t first, index_t count, float* buffer) {
-  return head.type().keys == storage::f32 && head.even_keys()  // known without every address
-             ? even_tile(head.keys(), first, count, head.dim())
+  const bool even = head.even_keys() && count <= head.rows_from(first);
+  return head.type().keys == storage::f32 && even  // known without every address
+             ? even_tile(head.keys_from(first), count, head.dim())
              : load_tile([&](index_t s) { return head.key(s); }, first, count, head.dim(), buffer);
 }
 
 /// ... values; `buffer [count, value_dim]`.
 inline tile load_values(const head_ref& head, index_t first, index_t count, float* buffer) {
   const index_t dim = head.value_dim();
-  return head.type().values == storage::f32 && head.even_values()
-             ? even_tile(head.values(), first, count, dim)
+  const bool even = head.even_values() && count <= head.rows_from(first);
+  return head.type().values == storage::f32 && even
+             ? even_tile(head.values_from(first), count, dim)
              : load_tile([&](index_t s) { return head.value(s); }, first, count, dim, buffer);
 }
 
@@ -134,11 +142,8 @@ inline namespace KVMELD_INSTRUCTIONS {
 template <widens Scalar>
 class held_tile {
  public:
-  held_tile(const head_rows& l, index_t first, index_t rows, index_t cols)
-      : data_(reinterpret_cast<const Scalar*>(l.slot(first))),
-        row_(l.row),
-        rows_(rows),
-        cols_(cols) {}
+  held_tile(const head_rows& l, index_t rows, index_t cols)
+      : data_(reinterpret_cast<const Scalar*>(l.data)), row_(l.row), rows_(rows), cols_(cols) {}
   const Scalar* data() const { return data_; }
   Eigen::Index rows() const { return rows_; }
   Eigen::Index cols() const { return cols_; }
@@ -159,14 +164,13 @@ inline storage read_as(storage type, bool even) {
   return even && wide ? type : storage::f32;
 }
 
-/// Calls `use` with rows `first` to `first + count` − 1 of a head's keys or values: a `held_tile`
-/// of the storage that they are read as, or for floats what `load` gives.
+/// Calls `use` with the first `count` rows of a head's keys or values: a `held_tile` of the storage
+/// that they are read as, or for floats what `load` gives.
 template <class Load, class Use>
-void use_rows(storage read, const head_rows& l, index_t first, index_t count, index_t dim,
-              Load load, Use use) {
+void use_rows(storage read, const head_rows& l, index_t count, index_t dim, Load load, Use use) {
   const auto held = [&]<class Scalar>(Scalar) {
     if constexpr (widens<Scalar>) {
-      use(held_tile<Scalar>(l, first, count, dim));
+      use(held_tile<Scalar>(l, count, dim));
     } else {
       use(load());
     }

@@ -112,10 +112,16 @@ class head_ref {
   }
   const slot_metadata& metadata() const { return slots_; }
 
-  const head_rows& keys() const { return keys_; }
-  const head_rows& values() const { return values_; }
+  /// Rows from slot `s` on that lie in one page, or in none.
+  index_t rows_from(index_t s) const {
+    return table_.pages == nullptr ? capacity_ - s : table_.slots - s % table_.slots;
+  }
+  /// Their keys, the first at slot `s`.
+  head_rows keys_from(index_t s) const { return from(keys_, s); }
+  /// ... values.
+  head_rows values_from(index_t s) const { return from(values_, s); }
 
-  /// Are the keys evenly spaced, the numbers of each side by side?
+  /// Are these evenly spaced, the numbers of each side by side, and not in pages of a few slots?
   bool even_keys() const { return even(keys_, type_.keys, dim_); }
   /// ... the values?
   bool even_values() const { return even(values_, type_.values, value_dim_); }
@@ -185,12 +191,21 @@ class head_ref {
 
  private:
   row<any_scalar> at(const head_rows& l, storage type, index_t s) const {
-    return {table_.pages == nullptr ? l.slot(s) : l.slot(s, table_), l.element, type};
+    return {address(l, s), l.element, type};
   }
 
+  head_rows from(head_rows l, index_t s) const {
+    l.data = address(l, s);
+    return l;
+  }
+  std::byte* address(const head_rows& l, index_t s) const {
+    return table_.pages == nullptr ? l.slot(s) : l.slot(s, table_);
+  }
   bool even(const head_rows& l, storage type, index_t dim) const {
+    constexpr index_t few = 8;
     const auto size = static_cast<std::ptrdiff_t>(element_bytes(type));
-    return table_.pages == nullptr && l.element == size && l.row >= row_size(type, dim) * size;
+    return (table_.pages == nullptr || table_.slots >= few) && l.element == size &&
+           l.row >= row_size(type, dim) * size;
   }
 
   slot_metadata slots_;

@@ -83,6 +83,14 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
                 values_as = detail::read_as(head.type().values, head.even_values() && !compares);
   const auto rows_at_once = [&](storage as) { return as == storage::q8_0 ? rows : near; };
   const index_t some_keys = rows_at_once(keys_as), some_values = rows_at_once(values_as);
+  // Of rows in pages some that lie in one, and the bytes to those of the next.
+  const auto in_page = [&](bool even, index_t s, index_t most) {
+    return even ? std::min(head.rows_from(s), most) : most;
+  };
+  const auto follows = [&](bool even, index_t s, index_t some, auto rows_from) {
+    const bool turns = even && some == head.rows_from(s) && s + some < n;
+    return turns ? rows_from(s + some).data - rows_from(s).data : 0;
+  };
   const score::logit_terms terms(head);
 
   for (index_t g0 = 0; g0 < group; g0 += score::sweep_group) {
@@ -96,21 +104,23 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
     std::fill_n(outputs, std::ptrdiff_t{heads} * of_v, 0.0F);
     for (index_t first = 0; first < n; first += rows) {
       const index_t count = std::min(rows, n - first);
-      for (index_t i = 0; i < count; i += some_keys) {
-        const index_t some = std::min(some_keys, count - i);
+      for (index_t i = 0, some = 0; i < count; i += some) {
+        some = in_page(head.even_keys(), first + i, std::min(some_keys, count - i));
+        const std::ptrdiff_t next = follows(head.even_keys(), first + i, some,
+                                            [&](index_t s) { return head.keys_from(s); });
         detail::use_rows(
-            keys_as, head.keys(), first + i, some, dim,
+            keys_as, head.keys_from(first + i), some, dim,
             [&] { return detail::load_keys(head, first + i, some, buffer); },
             [&]<class Tile>(const Tile& keys) {
               index_t compared = 0;  // queries
               if constexpr (std::same_as<Tile, detail::tile>) {
                 if (g0 == 0 && compares) {
-                  comparison->add_keys(first + i, keys, queries, mass[0] + i);
+                  comparison->add_keys(first + i, keys, queries, mass[0] + i, next);
                   compared = 1;
                 }
               }
               score::qk_tile(queries + std::ptrdiff_t{compared} * dim, heads - compared, keys,
-                             mass[compared] + i, score::tile_slots);
+                             mass[compared] + i, score::tile_slots, next);
             });
       }
       for (index_t g = 0; g < heads; ++g) {
@@ -138,10 +148,12 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
         score::aligned_block block(mass[g], score::padded(count));
         Map<Eigen::VectorXf>(outputs + std::ptrdiff_t{g} * of_v, of_v) *= all[g].take(block);
       }
-      for (index_t i = 0; i < count; i += some_values) {
-        const index_t some = std::min(some_values, count - i);
+      for (index_t i = 0, some = 0; i < count; i += some) {
+        some = in_page(head.even_values(), first + i, std::min(some_values, count - i));
+        const std::ptrdiff_t next = follows(head.even_values(), first + i, some,
+                                            [&](index_t s) { return head.values_from(s); });
         detail::use_rows(
-            values_as, head.values(), first + i, some, of_v,
+            values_as, head.values_from(first + i), some, of_v,
             [&] { return detail::load_values(head, first + i, some, buffer); },
             [&]<class Tile>(const Tile& values) {
               if constexpr (std::same_as<Tile, detail::tile>) {
@@ -150,7 +162,7 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
                   comparison->add_values(first + i, values);
                 }
               }
-              score::pv_tile(mass[0] + i, score::tile_slots, heads, values, outputs);
+              score::pv_tile(mass[0] + i, score::tile_slots, heads, values, outputs, next);
             });
       }
     }

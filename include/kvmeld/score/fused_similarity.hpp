@@ -132,15 +132,15 @@ void dots_and_squares_block(const float* const (&x)[N], const float* k, std::ptr
 }
 
 /// `dots[n] [rows]` with `N` vectors `x_n [dim]` and `norms [rows]` in one pass over the rows; the
-/// same bits as `qk_tile` and `row_norms`.
+/// same bits as `qk_tile` and `row_norms`; `follows` as there.
 template <index_t N>
 void row_dots_and_norms(const detail::tile& keys, const float* const (&x)[N],
-                        float* const (&dots)[N], float* norms) {
+                        float* const (&dots)[N], float* norms, std::ptrdiff_t follows = 0) {
   constexpr index_t rows_at_once = sums_at_once / 2;
   const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
   const std::ptrdiff_t row = keys.outerStride();
   const float* k = keys.data();
-  const detail::prefetching prefetch(k, dim, bytes_apart(keys));
+  const detail::prefetching prefetch(k, rows, dim, bytes_apart(keys), follows);
   index_t s = 0;
   for (; s + rows_at_once <= rows; s += rows_at_once, k += rows_at_once * row) {
     if (s % detail::prefetch_distance == 0) {
@@ -243,10 +243,11 @@ class fused_similarity {
 
   /// Called by attention with its tiles, in order; `dots [rows]` with its query `q [dim]` come with
   /// it, the same bits as `qk_tile`: a key that is loaded is multiplied with all that it meets.
-  void add_keys(index_t first, const detail::tile& tile, const float* q, float* dots) {
+  void add_keys(index_t first, const detail::tile& tile, const float* q, float* dots,
+                std::ptrdiff_t follows = 0) {
     float* const norms = keys_.norm.data() + first;
     score::row_dots_and_norms<2>(tile, {q, keys_.row.data()}, {dots, keys_.dot.data() + first},
-                                 norms);
+                                 norms, follows);
     if (directions_ != nullptr) {
       score::add_directions(tile, norms, directions_);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /// The two products of attention over a tile of slots, where each row is read once for several
-/// queries, and those of two rows.
+/// queries, and those of two rows. `follows`: as `detail::prefetching` has it.
 #pragma once
 
 #include <Eigen/Core>
@@ -105,11 +105,11 @@ EIGEN_ALWAYS_INLINE void dot_block(const float* q, std::ptrdiff_t query, const S
 
 template <index_t Q, class Tile>
 void dot_rows(const float* q, std::ptrdiff_t query, const Tile& keys, float* dots,
-              std::ptrdiff_t next) {
+              std::ptrdiff_t next, std::ptrdiff_t follows) {
   constexpr index_t rows_at_once = sums_at_once / Q > 8 ? 8 : sums_at_once / Q;
   const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
   const std::ptrdiff_t row = bytes_apart(keys);
-  const detail::prefetching prefetch(keys.data(), dim, row);
+  const detail::prefetching prefetch(keys.data(), rows, dim, row, follows);
   index_t s = 0;
   for (; s + rows_at_once <= rows; s += rows_at_once) {
     const auto* const k = detail::behind(keys.data(), s * row);
@@ -128,24 +128,25 @@ void dot_rows(const float* q, std::ptrdiff_t query, const Tile& keys, float* dot
 
 /// `dots [queries, next] = q [queries, dim] · keysᵀ`, the first `keys.rows()` of each row.
 template <class Tile = detail::tile>
-void qk_tile(const float* q, index_t queries, const Tile& keys, float* dots, std::ptrdiff_t next) {
+void qk_tile(const float* q, index_t queries, const Tile& keys, float* dots, std::ptrdiff_t next,
+             std::ptrdiff_t follows = 0) {
   const std::ptrdiff_t dim = keys.cols();
   index_t g = 0;
   for (; g + 4 <= queries; g += 4) {
-    dot_rows<4>(q + g * dim, dim, keys, dots + g * next, next);
+    dot_rows<4>(q + g * dim, dim, keys, dots + g * next, next, follows);
   }
   for (; g + 2 <= queries; g += 2) {
-    dot_rows<2>(q + g * dim, dim, keys, dots + g * next, next);
+    dot_rows<2>(q + g * dim, dim, keys, dots + g * next, next, follows);
   }
   for (; g < queries; ++g) {
-    dot_rows<1>(q + g * dim, dim, keys, dots + g * next, next);
+    dot_rows<1>(q + g * dim, dim, keys, dots + g * next, next, follows);
   }
 }
 
 /// `out_g += Σ_s p_gs v_s` for `Q` queries and `P` packets of elements from `i` on.
 template <index_t Q, index_t P, class Tile>
 void sum_block(const float* p, std::ptrdiff_t next, const Tile& values, index_t i, float* out,
-               std::ptrdiff_t query) {
+               std::ptrdiff_t query, std::ptrdiff_t follows) {
   using namespace Eigen::internal;
   using widening = detail::widening<std::remove_cvref_t<decltype(*values.data())>>;
   packet sum[Q][P];
@@ -158,9 +159,7 @@ void sum_block(const float* p, std::ptrdiff_t next, const Tile& values, index_t 
   }
   const std::ptrdiff_t row = bytes_apart(values);
   const auto* v = widening::at(values.data(), i);
-  // A row is prefetched once, with its beginning.
-  const auto cols = static_cast<index_t>(values.cols());
-  const detail::prefetching prefetch(values.data(), i == 0 ? cols : 0, row);
+  const detail::prefetching prefetch(values.data(), values.rows(), values.cols(), row, follows);
   // 0 unless all packets are of one step.
   const index_t within = widening::step == lanes ? 0 : i % widening::step;
   const Eigen::Index rows_at_once = P > 1 ? Eigen::Index{detail::prefetch_distance} : values.rows();
@@ -170,7 +169,7 @@ void sum_block(const float* p, std::ptrdiff_t next, const Tile& values, index_t 
       prefetch.several(v);
     }
     for (Eigen::Index s = begin; s < end; ++s, v = detail::behind(v, row)) {
-      if constexpr (P > 1) {
+      if (P > 1 && i == 0) {  // once, with its beginning
         prefetch.one(v);
       }
       packet value[P];
@@ -208,15 +207,15 @@ void sum_block(const float* p, std::ptrdiff_t next, const Tile& values, index_t 
 
 template <index_t Q, class Tile>
 void sum_rows(const float* p, std::ptrdiff_t next, const Tile& values, float* out,
-              std::ptrdiff_t query) {
+              std::ptrdiff_t query, std::ptrdiff_t follows) {
   constexpr index_t packets_at_once = sums_at_once / Q > 8 ? 8 : sums_at_once / Q;
   const auto dim = static_cast<index_t>(values.cols());
   index_t i = 0;
   for (; i + packets_at_once * lanes <= dim; i += packets_at_once * lanes) {
-    sum_block<Q, packets_at_once>(p, next, values, i, out, query);
+    sum_block<Q, packets_at_once>(p, next, values, i, out, query, follows);
   }
   for (; i + lanes <= dim; i += lanes) {
-    sum_block<Q, 1>(p, next, values, i, out, query);
+    sum_block<Q, 1>(p, next, values, i, out, query, follows);
   }
   for (; i < dim; ++i) {
     for (index_t g = 0; g < Q; ++g) {
@@ -232,17 +231,18 @@ void sum_rows(const float* p, std::ptrdiff_t next, const Tile& values, float* ou
 
 /// `out [queries, dim] += p [queries, next] · values`, of the first `values.rows()` of each row.
 template <class Tile = detail::tile>
-void pv_tile(const float* p, std::ptrdiff_t next, index_t queries, const Tile& values, float* out) {
+void pv_tile(const float* p, std::ptrdiff_t next, index_t queries, const Tile& values, float* out,
+             std::ptrdiff_t follows = 0) {
   const std::ptrdiff_t dim = values.cols();
   index_t g = 0;
   for (; g + 4 <= queries; g += 4) {
-    sum_rows<4>(p + g * next, next, values, out + g * dim, dim);
+    sum_rows<4>(p + g * next, next, values, out + g * dim, dim, follows);
   }
   for (; g + 2 <= queries; g += 2) {
-    sum_rows<2>(p + g * next, next, values, out + g * dim, dim);
+    sum_rows<2>(p + g * next, next, values, out + g * dim, dim, follows);
   }
   for (; g < queries; ++g) {
-    sum_rows<1>(p + g * next, next, values, out + g * dim, dim);
+    sum_rows<1>(p + g * next, next, values, out + g * dim, dim, follows);
   }
 }
 
