@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "kvmeld/memory/cache.hpp"
@@ -21,35 +22,56 @@ struct outputs {
   bool operator==(const outputs&) const = default;
 };
 
-outputs attend(const kvmeld::head_ref& head, const std::vector<float>& q) {
-  outputs x{std::vector<float>(q.size()), std::vector<float>(as_size(head.group(), head.length()))};
-  kvmeld::attend(head, q.data(), x.out.data(), x.probabilities);
+/// Alone, and compared with a slot by key and by value.
+outputs attend(const kvmeld::head_ref& head, const std::vector<float>& q, bool compares) {
+  outputs x{std::vector<float>(as_size(head.group(), head.value_dim())),
+            std::vector<float>(as_size(head.group(), head.length()))};
+  kvmeld::fused_similarity comparison;
+  comparison.request(head, compares ? 5 : kvmeld::fused_similarity::npos, true);
+  kvmeld::attend(head, q.data(), x.out.data(), x.probabilities, {}, &comparison);
+  if (compares) {
+    REQUIRE(comparison.is_about(5, head.length()));
+    for (const auto* of : {&comparison.keys(), &comparison.values()}) {
+      x.out.insert(x.out.end(), of->dot.begin(), of->dot.begin() + head.length());
+      x.out.insert(x.out.end(), of->norm.begin(), of->norm.begin() + head.length());
+    }
+  }
   return x;
 }
 
+/// The last page of the table is not there, nor in use.
 template <class Scalar>
-void check(index_t slots, kvmeld::layout how, index_t dim, index_t group) {
+void check(index_t slots, kvmeld::layout how, index_t dim, index_t value_dim, index_t group) {
   constexpr index_t heads = 3, length = 301;
   const index_t pages = (length + slots - 1) / slots;
-  const kvmeld::attention_spec spec{.kv_heads = heads, .group = group, .key_dim = dim};
-  const kvmeld::cache_extents extents{.capacity = slots * pages};
-  std::vector<Scalar> k(as_size(slots * pages) * as_size(heads, kvmeld::row_size<Scalar>(dim))),
-      v(k);
+  const kvmeld::attention_spec spec{
+      .kv_heads = heads, .group = group, .key_dim = dim, .value_dim = value_dim};
+  const auto pool = [&](index_t of) {
+    return std::vector<Scalar>(as_size(slots * pages) *
+                               as_size(heads, kvmeld::row_size<Scalar>(of)));
+  };
+  auto k = pool(dim), v = pool(value_dim);
   std::vector<index_t> table(as_size(pages));
   std::iota(table.begin(), table.end(), 0);
   std::shuffle(table.begin(), table.end(), std::mt19937(7));
-  kvmeld::paged_cache paged(spec, extents, kvmeld::rows(k, how), kvmeld::rows(v, how),
-                            {.pages = table, .slots = slots});
-  kvmeld::cache own(spec, {.capacity = slots * pages,
+  table.push_back(-1);
+  const index_t capacity = slots * (pages + 1);
+  kvmeld::paged_cache paged(spec, {.capacity = capacity}, kvmeld::rows(k, how),
+                            kvmeld::rows(v, how), {.pages = table, .slots = slots});
+  kvmeld::cache own(spec, {.capacity = capacity,
                            .keys = kvmeld::storage_of<Scalar>,
                            .values = kvmeld::storage_of<Scalar>});
+  CHECK(paged.head(0).even_keys() == (slots >= 8));
+  CHECK(paged.head(0).even_values() == (slots >= 8));
   const auto keys = fixtures::normal(heads * length * dim),
-             values = fixtures::normal(heads * length * dim);
+             values = fixtures::normal(heads * length * value_dim);
   paged.append(paged.heads(0, 0), keys, values, length);
   own.append(own.heads(0, 0), keys, values, length);
   const auto q = fixtures::normal(group * dim);
   for (index_t h = 0; h < heads; ++h) {
-    CHECK(attend(paged.head(h), q) == attend(own.head(h), q));
+    for (const bool compares : {false, true}) {
+      CHECK(attend(paged.head(h), q, compares) == attend(own.head(h), q, compares));
+    }
   }
 }
 
@@ -60,10 +82,10 @@ TEMPLATE_TEST_CASE("rows in pages are attended to as rows side by side", "[pages
   // Too small to be read where they lie, no whole tile, and several.
   const index_t slots = GENERATE(1, 7, 8, 13, 16, 24, 64, 301);
   CAPTURE(slots);
-  for (const index_t dim : {32, 96, 128, 192}) {
+  for (const auto& [dim, value_dim] : {std::pair{32, 32}, {100, 64}, {192, 128}}) {
     for (const index_t group : {1, 17}) {
       CAPTURE(dim, group);
-      check<TestType>(slots, how, dim, group);
+      check<TestType>(slots, how, dim, value_dim, group);
     }
   }
 }

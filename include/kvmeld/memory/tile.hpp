@@ -18,7 +18,7 @@ using tile = Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynami
 inline constexpr index_t prefetch_distance = 8;
 
 /// Prefetches the first lines of the row `prefetch_distance` behind `row`: processors follow what
-/// is read in order by themselves, but start anew at every page.
+/// is read in order by themselves, but start anew at every page of memory.
 template <class T>
 void prefetch_row(const T* row, std::ptrdiff_t stride) {
   constexpr std::ptrdiff_t line = 64, lines = 4;
@@ -29,40 +29,40 @@ void prefetch_row(const T* row, std::ptrdiff_t stride) {
 
 inline namespace KVMELD_INSTRUCTIONS {
 
-/// Fetches what is `ahead` bytes behind `x` into the second cache. Called with every load of a
-/// sweep: many lines at once would wait for one another.
+/// Fetches what is `ahead` bytes behind `x` into the second cache. Called with the loads of a
+/// sweep, one line at a time: many at once would wait for one another.
 template <class Scalar>
 EIGEN_ALWAYS_INLINE void fetch([[maybe_unused]] const Scalar* x,
                                [[maybe_unused]] std::ptrdiff_t ahead) {
-#if defined(EIGEN_VECTORIZE_SSE)
-  if constexpr (!std::same_as<Scalar, q8_0>) {  // whose lines hold several loads
-    _mm_prefetch(reinterpret_cast<const char*>(behind(x, ahead)), _MM_HINT_T1);
+#if defined(__GNUC__) && !defined(__CUDACC__)
+  if constexpr (lanes > 1 && !std::same_as<Scalar, q8_0>) {
+    __builtin_prefetch(behind(x, ahead), 0, 2);
   }
 #endif
 }
 
-/// What a loop over rows needs later. Processors follow what is read in order, but no further than
-/// a page: with every load comes a `fetch` of a later row, `ahead` bytes behind, and one row in
-/// `prefetch_distance` is begun. All rows of q8_0, which are computed with for longer than they are
-/// read, are prefetched by themselves.
+/// What a loop over rows needs later: of floats and 16 bits one row in `prefetch_distance` is
+/// begun, and the loads `fetch` what is `ahead`, since processors follow what is read no further
+/// than a page of memory. Of q8_0, which is computed with for longer than it is read, `one`
+/// prefetches each row.
 template <class Scalar>
 class prefetching {
  public:
-  /// Of `rows` of `dim`, `stride` bytes apart. `follows`: the bytes from the first to those that
-  /// are read after them; 0: evenly spaced, or, if these hold few numbers, none.
-  prefetching(const Scalar* /*first*/, Eigen::Index rows, Eigen::Index dim, std::ptrdiff_t stride,
+  /// Of rows of `dim`, `stride` bytes apart. `follows`: how many bytes behind the first lie those
+  /// that are read after them; 0: they lie behind the last, evenly spaced.
+  prefetching(const Scalar* /*first*/, Eigen::Index dim, std::ptrdiff_t stride,
               std::ptrdiff_t follows)
       : stride_(stride), ahead_(follows) {
-    if (follows == 0 && rows * dim >= few) {
+    if (follows == 0) {
       ahead_ = std::max(far / stride, std::ptrdiff_t{prefetch_distance}) * stride;
     }
     if constexpr (codes) {
-      // The last line is mostly the next row's first.
+      const std::size_t bytes = row_bytes(storage_of<Scalar>, static_cast<index_t>(dim));
       bytes_ =
-          static_cast<std::ptrdiff_t>(row_bytes(storage_of<Scalar>, static_cast<index_t>(dim))) -
-          line;
+          static_cast<std::ptrdiff_t>(bytes) - line;  // the last is mostly the next row's first
     }
   }
+  /// Bytes to what a load fetches.
   std::ptrdiff_t ahead() const { return ahead_; }
   /// Called before `prefetch_distance` rows.
   void several(const Scalar* row) const {
@@ -70,7 +70,7 @@ class prefetching {
       prefetch_row(row, stride_);
     }
   }
-  /// Called before every row.
+  /// Called with a row's beginning.
   void one(const Scalar* row) const {
     for (std::ptrdiff_t i = 0; codes && i < bytes_; i += 2 * line) {
       Eigen::internal::prefetch(behind(row, ahead_ + i));
@@ -80,7 +80,7 @@ class prefetching {
 
  private:
   static constexpr bool codes = std::same_as<Scalar, q8_0>;
-  static constexpr std::ptrdiff_t line = 64, far = codes ? 4096 : 8192, few = 3072;
+  static constexpr std::ptrdiff_t line = 64, far = codes ? 4096 : 8192;
   std::ptrdiff_t stride_, ahead_, bytes_ = 0;
 };
 

@@ -112,16 +112,17 @@ class head_ref {
   }
   const slot_metadata& metadata() const { return slots_; }
 
-  /// Rows from slot `s` on that lie in one page, or in none.
+  /// How many slots there are from `s` on, in use or not: to the end of its page, or in all.
   index_t rows_from(index_t s) const {
     return table_.pages == nullptr ? capacity_ - s : table_.slots - s % table_.slots;
   }
-  /// Their keys, the first at slot `s`.
+  /// The keys of these, the first at slot `s`.
   head_rows keys_from(index_t s) const { return from(keys_, s); }
   /// ... values.
   head_rows values_from(index_t s) const { return from(values_, s); }
 
-  /// Are these evenly spaced, the numbers of each side by side, and not in pages of a few slots?
+  /// Are the keys evenly spaced, in pages of 8 slots and more within each, and the numbers of each
+  /// side by side?
   bool even_keys() const { return even(keys_, type_.keys, dim_); }
   /// ... the values?
   bool even_values() const { return even(values_, type_.values, value_dim_); }
@@ -202,9 +203,8 @@ class head_ref {
     return table_.pages == nullptr ? l.slot(s) : l.slot(s, table_);
   }
   bool even(const head_rows& l, storage type, index_t dim) const {
-    constexpr index_t few = 8;
     const auto size = static_cast<std::ptrdiff_t>(element_bytes(type));
-    return (table_.pages == nullptr || table_.slots >= few) && l.element == size &&
+    return (table_.pages == nullptr || table_.slots >= 8) && l.element == size &&
            l.row >= row_size(type, dim) * size;
   }
 

@@ -83,13 +83,16 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
                 values_as = detail::read_as(head.type().values, head.even_values() && !compares);
   const auto rows_at_once = [&](storage as) { return as == storage::q8_0 ? rows : near; };
   const index_t some_keys = rows_at_once(keys_as), some_values = rows_at_once(values_as);
-  // Of rows in pages some that lie in one, and the bytes to those of the next.
-  const auto in_page = [&](bool even, index_t s, index_t most) {
-    return even ? std::min(head.rows_from(s), most) : most;
+  // What is read where it lies, not from the buffer, is read page by page.
+  const bool keys_lie = head.even_keys() && keys_as == head.type().keys,
+             values_lie = head.even_values() && values_as == head.type().values;
+  const auto in_page = [&](bool lie, index_t s, index_t most) {
+    return lie ? std::min(head.rows_from(s), most) : most;
   };
-  const auto follows = [&](bool even, index_t s, index_t some, auto rows_from) {
-    const bool turns = even && some == head.rows_from(s) && s + some < n;
-    return turns ? rows_from(s + some).data - rows_from(s).data : 0;
+  // Bytes from the `some` rows at `s` to those of the next page; 0: they do not end one.
+  const auto follows = [&](bool lie, index_t s, index_t some, auto address) {
+    const bool ends = lie && some == head.rows_from(s) && s + some < n;
+    return ends ? address(s + some) - address(s) : 0;
   };
   const score::logit_terms terms(head);
 
@@ -105,9 +108,9 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
     for (index_t first = 0; first < n; first += rows) {
       const index_t count = std::min(rows, n - first);
       for (index_t i = 0, some = 0; i < count; i += some) {
-        some = in_page(head.even_keys(), first + i, std::min(some_keys, count - i));
-        const std::ptrdiff_t next = follows(head.even_keys(), first + i, some,
-                                            [&](index_t s) { return head.keys_from(s); });
+        some = in_page(keys_lie, first + i, std::min(some_keys, count - i));
+        const std::ptrdiff_t next =
+            follows(keys_lie, first + i, some, [&](index_t s) { return head.keys_from(s).data; });
         detail::use_rows(
             keys_as, head.keys_from(first + i), some, dim,
             [&] { return detail::load_keys(head, first + i, some, buffer); },
@@ -149,9 +152,9 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
         Map<Eigen::VectorXf>(outputs + std::ptrdiff_t{g} * of_v, of_v) *= all[g].take(block);
       }
       for (index_t i = 0, some = 0; i < count; i += some) {
-        some = in_page(head.even_values(), first + i, std::min(some_values, count - i));
-        const std::ptrdiff_t next = follows(head.even_values(), first + i, some,
-                                            [&](index_t s) { return head.values_from(s); });
+        some = in_page(values_lie, first + i, std::min(some_values, count - i));
+        const std::ptrdiff_t next = follows(values_lie, first + i, some,
+                                            [&](index_t s) { return head.values_from(s).data; });
         detail::use_rows(
             values_as, head.values_from(first + i), some, of_v,
             [&] { return detail::load_values(head, first + i, some, buffer); },
@@ -159,7 +162,7 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
               if constexpr (std::same_as<Tile, detail::tile>) {
                 // The longer of the two comes first: memory is read meanwhile.
                 if (g0 == 0 && compares && comparison->values_requested()) {
-                  comparison->add_values(first + i, values);
+                  comparison->add_values(first + i, values, next);
                 }
               }
               score::pv_tile(mass[0] + i, score::tile_slots, heads, values, outputs, next);

@@ -140,7 +140,7 @@ void row_dots_and_norms(const detail::tile& keys, const float* const (&x)[N],
   const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
   const std::ptrdiff_t row = keys.outerStride();
   const float* k = keys.data();
-  const detail::prefetching prefetch(k, rows, dim, bytes_apart(keys), follows);
+  const detail::prefetching prefetch(k, dim, bytes_apart(keys), follows);
   index_t s = 0;
   for (; s + rows_at_once <= rows; s += rows_at_once, k += rows_at_once * row) {
     if (s % detail::prefetch_distance == 0) {
@@ -154,9 +154,9 @@ void row_dots_and_norms(const detail::tile& keys, const float* const (&x)[N],
     take_roots(norms + s, 1);
   }
 }
-inline void row_dots_and_norms(const detail::tile& keys, const float* x, float* dots,
-                               float* norms) {
-  row_dots_and_norms<1>(keys, {x}, {dots}, norms);
+inline void row_dots_and_norms(const detail::tile& keys, const float* x, float* dots, float* norms,
+                               std::ptrdiff_t follows = 0) {
+  row_dots_and_norms<1>(keys, {x}, {dots}, norms, follows);
 }
 
 /// `squares [rows]`: `‖k − x‖²`, `x [dim]`.
@@ -253,9 +253,9 @@ class fused_similarity {
     }
     compared_ += static_cast<index_t>(tile.rows());
   }
-  void add_values(index_t first, const detail::tile& tile) {
+  void add_values(index_t first, const detail::tile& tile, std::ptrdiff_t follows = 0) {
     score::row_dots_and_norms(tile, values_.row.data(), values_.dot.data() + first,
-                              values_.norm.data() + first);
+                              values_.norm.data() + first, follows);
   }
 
  private:

@@ -109,7 +109,7 @@ void dot_rows(const float* q, std::ptrdiff_t query, const Tile& keys, float* dot
   constexpr index_t rows_at_once = sums_at_once / Q > 8 ? 8 : sums_at_once / Q;
   const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
   const std::ptrdiff_t row = bytes_apart(keys);
-  const detail::prefetching prefetch(keys.data(), rows, dim, row, follows);
+  const detail::prefetching prefetch(keys.data(), dim, row, follows);
   index_t s = 0;
   for (; s + rows_at_once <= rows; s += rows_at_once) {
     const auto* const k = detail::behind(keys.data(), s * row);
@@ -159,7 +159,7 @@ void sum_block(const float* p, std::ptrdiff_t next, const Tile& values, index_t 
   }
   const std::ptrdiff_t row = bytes_apart(values);
   const auto* v = widening::at(values.data(), i);
-  const detail::prefetching prefetch(values.data(), values.rows(), values.cols(), row, follows);
+  const detail::prefetching prefetch(values.data(), values.cols(), row, follows);
   // 0 unless all packets are of one step.
   const index_t within = widening::step == lanes ? 0 : i % widening::step;
   const Eigen::Index rows_at_once = P > 1 ? Eigen::Index{detail::prefetch_distance} : values.rows();
