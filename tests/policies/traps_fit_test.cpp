@@ -147,12 +147,12 @@ TEST_CASE("trap: keys are un-rotated by slot", "[traps]") {
   fixtures::compress(policy, kv, state, kvmeld::no_queries, budget{30});
   const auto head = kv.head(0);
   REQUIRE(head.position(4) == 64);
-  kvmeld::dense::matrix keys(dim, 30);
-  std::vector<float> scratch(static_cast<std::size_t>(kvmeld::score::transposed_keys * head.dim()));
-  kvmeld::score::unrotated_keys(head, keys, scratch.data());
+  kvmeld::rotation turn(head.spec().rope, dim);
   for (index_t s = 0; s < 30; ++s) {
+    std::vector<float> key(dim);
+    kvmeld::score::unrotated_key(head, s, turn, key.data());
     for (index_t i = 0; i < dim; ++i) {
-      CHECK(keys(i, s) ==
+      CHECK(key[static_cast<std::size_t>(i)] ==
             Approx(content[static_cast<std::size_t>(head.position(s) * dim + i)]).margin(1e-5));
     }
   }

@@ -101,32 +101,14 @@ struct compactor {
     // Types that depend on the head's: what is made of them is compiled where it is used.
     const auto n = head.length(), dim = head.dim(), m = static_cast<decltype(n)>(others.size());
     const auto d = as_size(dim), rows = as_size(m);
-    detail::arena scratch(work.numbers, as_size(n) + rows * (2 + d) + d + d * d);
+    detail::arena scratch(work.numbers, as_size(n) + rows * (2 + d) + score::leverage_floats(dim));
     auto score = scratch.column(n), leverage = scratch.column(m), attended = scratch.column(m);
-    auto x = scratch.rows(dim, m);
-    auto key = scratch.column(dim);
-    auto covariance = scratch.rows(dim, dim);
+    auto x = scratch.rows(m, dim);
     rotation turn(head.spec().rope, dim);
     for (index_t j = 0; j < m; ++j) {
-      const index_t s = others[as_size(j)];
-      to_floats(head.key(s), dim, key.data());
-      turn.by(-head.position(s));
-      turn(key.data());
-      x.col(j) = key;
+      score::unrotated_key(head, others[as_size(j)], turn, &x(j, 0));
     }
-    for (index_t i = 0; i < dim; ++i) {
-      x.row(i).array() -= x.row(i).mean();
-    }
-    constexpr index_t block = 64;  // small products work on the stack
-    for (index_t i = 0; i < dim; i += block) {
-      const index_t height = std::min(block, dim - i);
-      for (index_t j = 0; j <= i; j += block) {
-        const index_t width = std::min(block, dim - j);
-        dense::set_product_transposed(1, x.middleRows(j, width), x.middleRows(i, height),
-                                      covariance.block(j, i, width, height));
-      }
-    }
-    score::leverage(x, covariance, 0.01F, leverage);
+    score::leverage(x, 0.01F, scratch, leverage);
     if (state.memory()[0] != 0) {
       for (index_t j = 0; j < m; ++j) {
         const index_t s = others[as_size(j)];

@@ -208,7 +208,8 @@ struct fold {
       fold_prompt::mark_evicted(evicted, target, state.column(tokens), state.column(prompt_score),
                                 work.marks);
     } else {
-      const auto of_slots = score::leverage_of_keys(head, leverage_ridge, work.numbers);
+      const auto of_slots = score::leverage_of_keys(
+          head, leverage_ridge, [](index_t) { return true; }, work.numbers);
       score::average_pool(
           head, [](index_t) { return true; }, prompt.pool, false, of_slots);
       const float least =
@@ -255,10 +256,9 @@ struct fold {
       return held[as_size(s)] == 1.0F && !(by_scores && scored.has(head.position(s))) && !kept(s);
     };
     if (most > 0 || !by_scores) {
-      const auto leverage = score::leverage_of_keys(head, leverage_ridge, work.numbers);
+      const auto leverage = score::leverage_of_keys(head, leverage_ridge, candidate, work.numbers);
       pin(
-          head, most, kept,
-          [&](index_t s) { return candidate(s) ? leverage[as_size(s)] : lowest_score; }, work);
+          head, most, kept, [&](index_t s) { return leverage[as_size(s)]; }, work);
     }
     decode.plan(head, memory, target, work, out);
   }

@@ -4,6 +4,7 @@
 
 #include <Eigen/Cholesky>
 #include <algorithm>  // std::min
+#include <limits>     // std::numeric_limits
 #include <span>
 #include <vector>
 
@@ -16,58 +17,80 @@
 namespace kvmeld::inline v0 {
 namespace score {
 
-/// `x_iᵀ (C + λI)⁻¹ x_i` of every key, `λ = ridge · trace(C)/dim`. `x [dim, keys]`, row by row, is
-/// centred; of `covariance [dim, dim]` the upper triangle is its own, up to a factor. Both are
-/// overwritten. `out [keys]`.
+/// `leverage`: keys and dimensions that are multiplied at a time. Of what is symmetric or a
+/// triangle, three quarters are computed at 128 dimensions.
+inline constexpr index_t leverage_keys = 128, leverage_strip = 64;
+
+/// What `leverage` takes of an arena beside its keys, in floats.
+inline constexpr std::size_t leverage_floats(index_t dim) {
+  return as_size(dim) * (2 * as_size(dim) + 1) + std::size_t{leverage_keys} * leverage_strip;
+}
+
+/// `x_iᵀ (XᵀX + λI)⁻¹ x_i` of the first keys of `x [keys, dim]`, as many as `out` has; all are in X
+/// and are centred here. `λ = ridge · trace(XᵀX)/dim`.
 template <dense::stored X>
-void leverage(X& x, dense::stored auto& covariance, float ridge, dense::stored auto& out) {
-  using real = dense::scalar_of<X>;
+void leverage(X& x, float ridge, detail::arena scratch, dense::stored auto& out) {
+  const auto dim = static_cast<index_t>(x.cols());
+  auto covariance = scratch.rows(dim, dim), inverse = scratch.rows(dim, dim);
+  auto mean = scratch.column(dim);
+  mean = x.colwise().mean().transpose();
+  x.rowwise() -= mean.transpose();
+  covariance.setZero();
+  for (index_t i = 0; i < dim; i += leverage_strip) {  // the upper triangle
+    const auto width = std::min(leverage_strip, dim - i);
+    dense::add_transposed_product(1, x.leftCols(i + width), x.middleCols(i, width),
+                                  covariance.block(0, i, i + width, width));
+  }
   // A covariance of nothing (all keys alike) gives leverage 0, not 0/0.
   covariance.diagonal().array() += std::max(ridge * covariance.diagonal().mean(), 1e-20F);
   // Column by column, row by row's upper triangle is the lower one: L.
-  using columns = Eigen::Matrix<real, Eigen::Dynamic, Eigen::Dynamic>;
-  Eigen::Map<columns> lower(covariance.data(), covariance.rows(), covariance.cols());
-  const Eigen::LLT<Eigen::Ref<columns>> factor(lower);
-  dense::solve_lower(covariance, x);  // L⁻¹ x: its columns' squares are wanted
-  out = x.colwise().squaredNorm().transpose();
-}
-
-/// Keys that are transposed at a time, a line of each element.
-inline constexpr index_t transposed_keys = 16;
-
-/// Keys as they were before RoPE, a column each: `x [dim, length]`. `keys [transposed_keys, dim]`
-/// is scratch.
-inline void unrotated_keys(const kv_head auto& head, dense::stored auto& x, float* keys) {
-  const index_t n = head.length(), dim = head.dim();
-  rotation turn(head.spec().rope, dim);
-  for (index_t first = 0; first < n; first += transposed_keys) {
-    const index_t count = std::min(transposed_keys, n - first);
-    for (index_t r = 0; r < count; ++r) {
-      float* const key = keys + std::ptrdiff_t{r} * dim;
-      to_floats(head.key(first + r), dim, key);
-      turn.by(-head.position(first + r));
-      turn(key);
+  Eigen::Map<Eigen::MatrixXf> lower(covariance.data(), dim, dim);
+  const Eigen::LLT<Eigen::Ref<Eigen::MatrixXf>> factor(lower);
+  inverse.setIdentity();
+  dense::solve_lower(covariance, inverse);
+  out.setZero();  // the squares of L⁻¹ x
+  float* const products = scratch.rows(leverage_keys, leverage_strip).data();
+  for (index_t first = 0; first < out.size(); first += leverage_keys) {
+    const auto count = std::min(leverage_keys, static_cast<index_t>(out.size()) - first);
+    for (index_t i = 0; i < dim; i += leverage_strip) {
+      const auto width = std::min(leverage_strip, dim - i);
+      Eigen::Map<dense::matrix> part(products, count, width);
+      dense::set_product_transposed(1, x.block(first, 0, count, i + width),
+                                    inverse.block(i, 0, width, i + width), part);
+      out.segment(first, count) += part.rowwise().squaredNorm();
     }
-    x.middleCols(first, count) = Eigen::Map<const dense::matrix>(keys, count, dim).transpose();
   }
 }
 
-/// Leverage `[length]` of a head's keys as they were before RoPE, centred: `x_iᵀ (XᵀX + λI)⁻¹ x_i`.
-/// Every slot counts once, whatever it stands for. A view of `scratch`, which grows at first use.
-inline std::span<float> leverage_of_keys(const kv_head auto& head, float ridge,
-                                         std::vector<float>& scratch) {
+/// A key as it was before RoPE, `out [dim]`. `turn`: the head's own rotation.
+inline void unrotated_key(const kv_head auto& head, index_t slot, rotation& turn, float* out) {
+  to_floats(head.key(slot), head.dim(), out);
+  turn.by(-head.position(slot));
+  turn(out);
+}
+
+/// Leverage `[length]` of a head's keys as they were before RoPE, of the slots that are
+/// `wanted(s)`; others have minus infinity. Every slot counts once in the covariance, whatever
+/// it stands for. A view of `scratch`, which grows at first use.
+template <class Wanted>
+std::span<float> leverage_of_keys(const kv_head auto& head, float ridge, Wanted wanted,
+                                  std::vector<float>& scratch) {
   const index_t n = head.length(), dim = head.dim();
-  const auto slots = as_size(n), d = as_size(dim);
-  detail::arena parts(scratch, slots + (slots + d + transposed_keys) * d);
-  auto leverage = parts.column(n);
-  auto x = parts.rows(dim, n), covariance = parts.rows(dim, dim);
-  unrotated_keys(head, x, parts.rows(transposed_keys, dim).data());
-  for (index_t i = 0; i < dim; ++i) {
-    x.row(i).array() -= x.row(i).mean();
+  detail::arena parts(scratch, 2 * as_size(n) + as_size(n) * as_size(dim) + leverage_floats(dim));
+  auto leverage = parts.column(n), of_wanted = parts.column(n);
+  auto x = parts.rows(n, dim);
+  rotation turn(head.spec().rope, dim);
+  index_t front = 0, back = n;  // what is wanted comes first
+  for (index_t s = 0; s < n; ++s) {
+    unrotated_key(head, s, turn, &x(wanted(s) ? front++ : --back, 0));
   }
-  dense::set_product_transposed(1, x, x, covariance);
-  score::leverage(x, covariance, ridge, leverage);
-  return {leverage.data(), slots};
+  Eigen::Map<dense::vector> some(of_wanted.data(), front);
+  score::leverage(x, ridge, parts, some);
+  index_t next = 0;
+  for (index_t s = 0; s < n; ++s) {
+    leverage[s] = wanted(s) ? some[next++] : -std::numeric_limits<float>::infinity();
+  }
+  return {leverage.data(), as_size(n)};
 }
 
 }  // namespace score

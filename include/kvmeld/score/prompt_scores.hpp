@@ -109,7 +109,8 @@ void prompt_scores(const head_ref& head, const query_view<Query>& queries,
     return;
   }
   std::vector<float> scratch;
-  const auto of_keys = score::leverage_of_keys(head, options.leverage_ridge, scratch);
+  const auto of_keys = score::leverage_of_keys(
+      head, options.leverage_ridge, [](index_t) { return true; }, scratch);
   const float mean = Eigen::Map<const dense::vector>(of_keys.data(), n).mean();
   for (std::size_t s = 0; s < out.size(); ++s) {
     const float over_mean = mean > 0 ? of_keys[s] / mean : 1.0F;  // 0: all keys are alike
