@@ -230,6 +230,24 @@ TEST_CASE("weights are kept by copies and by what is saved, as prompts that foll
   }
 }
 
+TEST_CASE("slots of a prompt in chunks have the leverage that they have in the prompt", "[fold]") {
+  const prompt_rows rows = uneven();
+  model_cache in_chunks(tokens + 60), at_once(tokens + 60);
+  kvmeld::compressor chunks(in_chunks, with(2), budget::shared(slots)),
+      whole(at_once, with(2), budget::shared(slots));
+  read(chunks, in_chunks, rows, 0, 50), read(whole, at_once, rows, 0, tokens);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto held = chunks.state(place(i)).column(weight);
+    CHECK(std::ranges::equal(held, whole.state(place(i)).column(weight)));
+    CHECK(std::ranges::all_of(held, [](float x) { return x < 0; }));
+  }
+  chunks.end_prompt(0);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto kept = chunks.state(place(i)).column(weight);
+    CHECK(std::ranges::all_of(kept, [](float x) { return x > 0; }));
+  }
+}
+
 TEST_CASE("heads with budgets of their own have no other heads to be weighed by", "[fold]") {
   const prompt_rows rows = uneven();
   compressed a(with(2).sharing(slots), rows, {slots}), b(with(0).sharing(slots), rows, {slots});

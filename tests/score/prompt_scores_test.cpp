@@ -198,4 +198,27 @@ TEST_CASE("scores refuse what does not fit", "[errors][prompt_scores]") {
                     Contains("got an empty head"));
 }
 
+TEST_CASE("leverage of keys, of all or of some, is the oracle's in every width", "[oracle]") {
+  for (const index_t dim : {2, 48, 64, 66, 130}) {
+    for (const index_t tokens : {1, 127, 300}) {
+      fixtures::cache<float> kv{{.heads = 1, .group = 1, .dim = dim, .capacity = tokens}};
+      kv.append(0, normal(tokens * dim), normal(tokens * dim));
+      const auto head = kv.head(0);
+      const oracle::vec all =
+          oracle::leverage(oracle::unrotated_keys(fixtures::to_oracle(head), {}), 0.1);
+      for (const index_t each : {1, 3}) {
+        CAPTURE(dim, tokens, each);
+        const auto wanted = [&](index_t s) { return s % each == each - 1; };
+        std::vector<float> scratch;
+        const auto some = kvmeld::score::leverage_of_keys(head, 0.1F, wanted, scratch);
+        REQUIRE(some.size() == at(tokens));
+        for (index_t s = 0; s < tokens; ++s) {
+          CHECK(some[at(s)] == (wanted(s) ? Approx(all[at(s)]).epsilon(1e-3).margin(1e-6)
+                                          : Approx(-std::numeric_limits<float>::infinity())));
+        }
+      }
+    }
+  }
+}
+
 }  // namespace prompt_scores_test
