@@ -199,8 +199,8 @@ TEST_CASE("scores refuse what does not fit", "[errors][prompt_scores]") {
 }
 
 TEST_CASE("leverage of keys, of all or of some, is the oracle's in every width", "[oracle]") {
-  for (const index_t dim : {2, 48, 64, 66, 130}) {
-    for (const index_t tokens : {1, 127, 300}) {
+  for (const index_t dim : {2, 64, 80}) {
+    for (const index_t tokens : {1, 20, 140}) {
       fixtures::cache<float> kv{{.heads = 1, .group = 1, .dim = dim, .capacity = tokens}};
       kv.append(0, normal(tokens * dim), normal(tokens * dim));
       const auto head = kv.head(0);
