@@ -44,7 +44,7 @@ EIGEN_ALWAYS_INLINE void fetch([[maybe_unused]] const Scalar* x,
 /// What a loop over rows needs later: of floats and 16 bits one row in `prefetch_distance` is
 /// begun, and the loads `fetch` what is `ahead`, since processors follow what is read no further
 /// than a page of memory. Of q8_0, which is computed with for longer than it is read, `one`
-/// prefetches each row.
+/// prefetches each row where several queries meet it; for one query all that is fetched costs time.
 template <class Scalar>
 class prefetching {
  public:

@@ -116,7 +116,7 @@ void dot_rows(const float* q, std::ptrdiff_t query, const Tile& keys, float* dot
     if (rows_at_once == detail::prefetch_distance || s % detail::prefetch_distance == 0) {
       prefetch.several(k);
     }
-    for (index_t r = 0; r < rows_at_once; ++r) {
+    for (index_t r = 0; Q > 1 && r < rows_at_once; ++r) {
       prefetch.one(detail::behind(k, r * row));
     }
     dot_block<Q, rows_at_once>(q, query, k, row, dim, dots + s, next, prefetch.ahead());
@@ -169,7 +169,7 @@ void sum_block(const float* p, std::ptrdiff_t next, const Tile& values, index_t 
       prefetch.several(v);
     }
     for (Eigen::Index s = begin; s < end; ++s, v = detail::behind(v, row)) {
-      if (P > 1 && i == 0) {  // once, with its beginning
+      if (Q > 1 && P > 1 && i == 0) {  // once, with its beginning
         prefetch.one(v);
       }
       packet value[P];
