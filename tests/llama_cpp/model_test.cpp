@@ -59,7 +59,7 @@ TEST_CASE("llama.cpp: on the bundled model every policy gives the logits of our 
   const both_engines both{m.ours, m.theirs.get()},
       as_theirs{m.ours, m.theirs.get(), angles::llama_cpp};
   const auto tokens = m.tokens.encode(m.text().substr(0, 6000));
-  const auto text = std::span(tokens).first(1024);
+  const auto text = std::span(tokens).first(2048);
   const stream_logits whole[] = {both.whole(text, false), both.whole(text, true)};
   // What the angles of the rotations alone make: all of the difference but a 20th.
   const float ours = apart(both.our_whole(text, true), whole[1]),
