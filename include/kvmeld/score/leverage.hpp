@@ -26,8 +26,8 @@ inline constexpr std::size_t leverage_floats(index_t dim) {
   return as_size(dim) * (2 * as_size(dim) + 1) + std::size_t{leverage_keys} * leverage_strip;
 }
 
-/// `x_iᵀ (XᵀX + λI)⁻¹ x_i` of the first keys of `x [keys, dim]`, as many as `out` has; all are in X
-/// and are centred here. `λ = ridge · trace(XᵀX)/dim`.
+/// `x_iᵀ (XᵀX + λI)⁻¹ x_i = ‖L⁻¹ x_i‖²` with `L Lᵀ = XᵀX + λI`, `λ = ridge · trace(XᵀX)/dim`, of the
+/// first keys of `x [keys, dim]`, as many as `out` has. All of them make up X; they are centred here.
 template <dense::stored X>
 void leverage(X& x, float ridge, detail::arena scratch, dense::stored auto& out) {
   const auto dim = static_cast<index_t>(x.cols());
@@ -47,8 +47,8 @@ void leverage(X& x, float ridge, detail::arena scratch, dense::stored auto& out)
   Eigen::Map<Eigen::MatrixXf> lower(covariance.data(), dim, dim);
   const Eigen::LLT<Eigen::Ref<Eigen::MatrixXf>> factor(lower);
   inverse.setIdentity();
-  dense::solve_lower(covariance, inverse);
-  out.setZero();  // the squares of L⁻¹ x
+  dense::solve_lower(covariance, inverse);  // once, so that all keys are one matrix product
+  out.setZero();
   float* const products = scratch.rows(leverage_keys, leverage_strip).data();
   for (index_t first = 0; first < out.size(); first += leverage_keys) {
     const auto count = std::min(leverage_keys, static_cast<index_t>(out.size()) - first);
