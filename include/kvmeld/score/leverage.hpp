@@ -26,8 +26,9 @@ inline constexpr std::size_t leverage_floats(index_t dim) {
   return as_size(dim) * (2 * as_size(dim) + 1) + std::size_t{leverage_keys} * leverage_strip;
 }
 
-/// `x_iᵀ (XᵀX + λI)⁻¹ x_i = ‖L⁻¹ x_i‖²` with `L Lᵀ = XᵀX + λI`, `λ = ridge · trace(XᵀX)/dim`, of the
-/// first keys of `x [keys, dim]`, as many as `out` has. All of them make up X; they are centred here.
+/// `x_iᵀ (XᵀX + λI)⁻¹ x_i = ‖L⁻¹ x_i‖²` with `L Lᵀ = XᵀX + λI`, `λ = ridge · trace(XᵀX)/dim`, of
+/// the first keys of `x [keys, dim]`, as many as `out` has. All of them make up X; they are centred
+/// here.
 template <dense::stored X>
 void leverage(X& x, float ridge, detail::arena scratch, dense::stored auto& out) {
   const auto dim = static_cast<index_t>(x.cols());
