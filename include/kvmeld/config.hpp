@@ -47,7 +47,7 @@
 #else
 #define KVMELD_HAS_F16C 0
 #endif
-#ifdef FP_FAST_FMAF
+#if defined(FP_FAST_FMAF) || defined(__FMA__)  // clang has the second only
 #define KVMELD_HAS_FMA 1
 #else
 #define KVMELD_HAS_FMA 0

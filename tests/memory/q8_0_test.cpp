@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kvmeld/memory/row.hpp"
+#include "oracle/codes.hpp"
 #include "support/policies.hpp"
 #include "support/saved.hpp"
 
@@ -104,15 +105,23 @@ TEST_CASE("a block with NaN, Inf or a number that no scale reaches is NaN whole"
   CHECK(q8_0::of(largest.data())[3] == Approx(8.3e6F).epsilon(1e-3));
 }
 
-TEST_CASE("attention over Q8_0 is that over the numbers that it holds", "[q8_0]") {
+TEST_CASE("attention over Q8_0 is that over the numbers that it holds, with queries in 16 bits",
+          "[q8_0]") {
+  double off = 0, off_in_16_bits = 0, size = 0;
   for (const index_t dim : {32, 96, 256, 80, 100, 112, 5}) {
     pair_of_caches kv(70, dim, 3);
     const auto q = fixtures::normal(3 * dim);
-    std::vector<float> out(static_cast<std::size_t>(3 * dim)), expected = out;
+    std::vector<float> out(static_cast<std::size_t>(3 * dim)), expected = out, rounded = out;
     kvmeld::attend(kv.blocks.head(0), q.data(), out.data());
     kvmeld::attend(kv.floats.head(0), q.data(), expected.data());
-    CHECK(out == expected);
+    kvmeld::attend(kv.floats.head(0), oracle::in_16_bits(q, dim).data(), rounded.data());
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      off += std::pow(out[i] - expected[i], 2), size += std::pow(expected[i], 2);
+      off_in_16_bits += std::pow(out[i] - rounded[i], 2);
+    }
   }
+  CHECK(std::sqrt(off / size) < 4e-5);
+  CHECK(std::sqrt(off_in_16_bits / size) < 1e-6);
 }
 
 TEST_CASE("LAW: a prompt in Q8_0 becomes what its numbers become in floats, rounded", "[q8_0]") {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "oracle/blocks.hpp"
+#include "oracle/codes.hpp"
 #include "support/policies.hpp"
 #include "support/saved.hpp"
 
@@ -225,6 +226,7 @@ TEST_CASE("attention over blocks is that over the numbers that their formats say
     head.log_mass(3) = 1.5F;
     std::vector<float> out(static_cast<std::size_t>(group * values));
     kvmeld::attend(head, q.data(), out.data());
+    const auto seen = of_k == storage::q8_0 ? oracle::in_16_bits(q, dim) : q;
     for (index_t g = 0; g < group; ++g) {
       std::vector<double> sum(static_cast<std::size_t>(values));
       double all = 0;
@@ -234,7 +236,7 @@ TEST_CASE("attention over blocks is that over the numbers that their formats say
         double logit = 0;
         for (index_t i = 0; i < dim; ++i) {
           logit += k[static_cast<std::size_t>(i)] *
-                   double{q[static_cast<std::size_t>(g * dim + i)]} / std::sqrt(double{dim});
+                   double{seen[static_cast<std::size_t>(g * dim + i)]} / std::sqrt(double{dim});
         }
         const double p = std::exp(logit + double{head.log_mass(s)});
         all += p;

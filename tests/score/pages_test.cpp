@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Attention over rows in pages, which are read where they lie, has the bits of attention over rows
-// side by side.
+// side by side, and those that it has where nothing is compared.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <numeric>
 #include <random>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -72,6 +73,9 @@ void check(index_t slots, kvmeld::layout how, index_t dim, index_t value_dim, in
     for (const bool compares : {false, true}) {
       CHECK(attend(paged.head(h), q, compares) == attend(own.head(h), q, compares));
     }
+    const outputs alone = attend(own.head(h), q, false), compared = attend(own.head(h), q, true);
+    CHECK(std::ranges::equal(alone.out, std::span(compared.out).first(alone.out.size())));
+    CHECK(alone.probabilities == compared.probabilities);
   }
 }
 

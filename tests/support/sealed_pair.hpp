@@ -7,6 +7,7 @@
 
 #include "kvmeld/compressor.hpp"
 #include "oracle/attention.hpp"
+#include "oracle/codes.hpp"
 #include "support/model.hpp"
 
 namespace sealed {
@@ -91,9 +92,13 @@ struct pair {
       }
       meld.step(kv.heads(l, 0), {q, k, v}, out), alone.step(lone.heads(l, 0), {q, k, v}, own);
       for (index_t h = 0; h < kv_heads_of; ++h) {
-        const float* const of_head = q.data() + h * group * dim;
+        const auto of_head = q.begin() + h * group * dim;
+        floats queries(of_head, of_head + group * dim);
+        if (kv.type().keys == kvmeld::storage::q8_0) {
+          queries = oracle::in_16_bits(queries, dim);
+        }
         const auto seen = oracle::attend(full[static_cast<std::size_t>(h)],
-                                         fixtures::to_mat(of_head, group, dim));
+                                         fixtures::to_mat(queries.data(), group, dim));
         double off = 0;
         for (index_t i = 0; i < group * dim; ++i) {
           const double o =

@@ -3,6 +3,7 @@
 #include "support/widening.hpp"
 
 #include "kvmeld/memory/convert.hpp"
+#include "support/codes.hpp"
 
 namespace widening {
 
@@ -11,6 +12,17 @@ address of<KVMELD_SET>() {
   return reinterpret_cast<address>(
       static_cast<void (*)(kvmeld::row<const Eigen::half>, kvmeld::index_t, float*)>(
           &kvmeld::to_floats<const Eigen::half>));
+}
+
+template <>
+bool codes_as_one_by_one<KVMELD_SET>() {
+  bool all = true;
+  for (const kvmeld::index_t dim : {5, 64, 80}) {
+    for (const kvmeld::index_t queries : {1, 2, 4, 7}) {
+      all = all && codes_scene(dim, queries, 61).as_one_by_one();
+    }
+  }
+  return all;
 }
 
 }  // namespace widening

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Where `to_floats` is, as files see it that are compiled for several instruction sets.
+// What files see that are compiled for several instruction sets: where `to_floats` is, and whether
+// rows in 8 bits are attended to at the width of a vector as one by one.
 #pragma once
 
 namespace widening {
@@ -13,5 +14,12 @@ template <>
 address of<0>();
 template <>
 address of<1>();
+
+template <int set>
+bool codes_as_one_by_one();
+template <>
+bool codes_as_one_by_one<0>();
+template <>
+bool codes_as_one_by_one<1>();
 
 }  // namespace widening

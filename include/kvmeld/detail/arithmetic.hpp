@@ -20,7 +20,7 @@ inline namespace KVMELD_INSTRUCTIONS {
 /// `a · b + c`, rounded once on a processor that can, and twice on one that cannot. Left to the
 /// compiler, one copy of a function may round otherwise than another. A device has its own.
 inline float multiply_add(float a, float b, float c) {
-#ifdef FP_FAST_FMAF
+#if KVMELD_HAS_FMA
   return std::fma(a, b, c);
 #else
   return a * b + c;

@@ -44,21 +44,16 @@ void to_floats(row<Scalar> x, index_t dim, float* out) {
 inline void to_floats(row<q8_0> x, index_t dim, float* out) {
   for (index_t begin = 0; begin < dim; begin += q8_0::size) {
     const q8_0& block = x.data[begin / q8_0::size];
-    const bool whole = dim - begin >= q8_0::size;
-    if constexpr (detail::widens<q8_0>) {
-      if (whole) [[likely]] {
-        detail::widening<q8_0> wide;
-        wide.begin(&block);
-        for (index_t i = 0; i < q8_0::size; i += detail::lanes) {
-          Eigen::internal::pstoreu(out + begin + i, wide(&block, i));
-        }
-        continue;
-      }
-    }
     const float scale = block.scale_as_float();
-    const index_t count = whole ? q8_0::size : dim - begin;
-    for (index_t i = 0; i < count; ++i) {
-      out[begin + i] = scale * static_cast<float>(block.codes[i]);
+    const auto convert = [&](index_t count) {
+      for (index_t i = 0; i < count; ++i) {
+        out[begin + i] = scale * static_cast<float>(block.codes[i]);
+      }
+    };
+    if (dim - begin >= q8_0::size) [[likely]] {
+      convert(q8_0::size);  // at the width of a vector
+    } else {
+      convert(dim - begin);
     }
   }
 }

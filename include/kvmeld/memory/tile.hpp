@@ -35,54 +35,20 @@ template <class Scalar>
 EIGEN_ALWAYS_INLINE void fetch([[maybe_unused]] const Scalar* x,
                                [[maybe_unused]] std::ptrdiff_t ahead) {
 #if defined(__GNUC__) && !defined(__CUDACC__)
-  if constexpr (lanes > 1 && !std::same_as<Scalar, q8_0>) {
+  if constexpr (lanes > 1) {
     __builtin_prefetch(behind(x, ahead), 0, 2);
   }
 #endif
 }
 
-/// What a loop over rows needs later: of floats and 16 bits one row in `prefetch_distance` is
-/// begun, and the loads `fetch` what is `ahead`, since processors follow what is read no further
-/// than a page of memory. Of q8_0, which is computed with for longer than it is read, `one`
-/// prefetches each row where several queries meet it; for one query all that is fetched costs time.
-template <class Scalar>
-class prefetching {
- public:
-  /// Of rows of `dim`, `stride` bytes apart. `follows`: how many bytes behind the first lie those
-  /// that are read after them; 0: they lie behind the last, evenly spaced.
-  prefetching(const Scalar* /*first*/, Eigen::Index dim, std::ptrdiff_t stride,
-              std::ptrdiff_t follows)
-      : stride_(stride), ahead_(follows) {
-    if (follows == 0) {
-      ahead_ = std::max(far / stride, std::ptrdiff_t{prefetch_distance}) * stride;
-    }
-    if constexpr (codes) {
-      const std::size_t bytes = row_bytes(storage_of<Scalar>, static_cast<index_t>(dim));
-      bytes_ =
-          static_cast<std::ptrdiff_t>(bytes) - line;  // the last is mostly the next row's first
-    }
-  }
-  /// Bytes to what a load fetches.
-  std::ptrdiff_t ahead() const { return ahead_; }
-  /// Called before `prefetch_distance` rows.
-  void several(const Scalar* row) const {
-    if constexpr (!codes) {
-      prefetch_row(row, stride_);
-    }
-  }
-  /// Called with a row's beginning.
-  void one(const Scalar* row) const {
-    for (std::ptrdiff_t i = 0; codes && i < bytes_; i += 2 * line) {
-      Eigen::internal::prefetch(behind(row, ahead_ + i));
-      Eigen::internal::prefetch(behind(row, ahead_ + i + line));
-    }
-  }
-
- private:
-  static constexpr bool codes = std::same_as<Scalar, q8_0>;
-  static constexpr std::ptrdiff_t line = 64, far = codes ? 4096 : 8192;
-  std::ptrdiff_t stride_, ahead_, bytes_ = 0;
-};
+/// Bytes from what a loop over rows, `stride` apart, reads to what it fetches meanwhile: processors
+/// follow what is read no further than a page of memory. `follows`: how many bytes behind the first
+/// row lie those that are read after the last; 0: they lie behind it, evenly spaced.
+inline std::ptrdiff_t fetched_ahead(std::ptrdiff_t stride, std::ptrdiff_t follows) {
+  constexpr std::ptrdiff_t far = 8192;
+  return follows != 0 ? follows
+                      : std::max(far / stride, std::ptrdiff_t{prefetch_distance}) * stride;
+}
 
 }  // namespace KVMELD_INSTRUCTIONS
 
@@ -158,9 +124,8 @@ class held_tile {
 /// What rows are read as: what they are held as where they are evenly spaced, one by one floats
 /// otherwise.
 inline storage read_as(storage type, bool even) {
-  const bool wide = type == storage::f16    ? widens<Eigen::half>
-                    : type == storage::bf16 ? widens<Eigen::bfloat16>
-                                            : type == storage::q8_0 && widens<q8_0>;
+  const bool wide = (type == storage::f16 && widens<Eigen::half>) ||
+                    (type == storage::bf16 && widens<Eigen::bfloat16>);
   return even && wide ? type : storage::f32;
 }
 
@@ -177,8 +142,6 @@ void use_rows(storage read, const head_rows& l, index_t count, index_t dim, Load
   };
   if (read == storage::f32) [[likely]] {
     use(load());
-  } else if (read == storage::q8_0) {
-    held(q8_0{});
   } else if (read == storage::f16) {
     held(Eigen::half{});
   } else {

@@ -40,10 +40,6 @@ EIGEN_ALWAYS_INLINE packet widened(const Eigen::bfloat16* x) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
-EIGEN_ALWAYS_INLINE packet widened(const std::int8_t* x) {
-  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
-}
 #elif defined(EIGEN_VECTORIZE_AVX2) && defined(__F16C__)
 EIGEN_ALWAYS_INLINE packet widened(const Eigen::half* x) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
@@ -51,10 +47,6 @@ EIGEN_ALWAYS_INLINE packet widened(const Eigen::half* x) {
 EIGEN_ALWAYS_INLINE packet widened(const Eigen::bfloat16* x) {
   const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
-}
-EIGEN_ALWAYS_INLINE packet widened(const std::int8_t* x) {
-  const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(x));
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
 }
 #elif defined(EIGEN_VECTORIZE_AVX) && defined(__F16C__)
 EIGEN_ALWAYS_INLINE packet widened(const Eigen::half* x) {
@@ -65,12 +57,6 @@ EIGEN_ALWAYS_INLINE packet widened(const Eigen::bfloat16* x) {
   const __m128i bits = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(x));
   return _mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), bits));
 }
-EIGEN_ALWAYS_INLINE packet widened(const std::int8_t* x) {
-  std::int32_t four;
-  std::copy_n(x, lanes, reinterpret_cast<std::int8_t*>(&four));
-  const __m128i bytes = _mm_cvtsi32_si128(four), twice = _mm_unpacklo_epi8(bytes, bytes);
-  return _mm_cvtepi32_ps(_mm_srai_epi32(_mm_unpacklo_epi16(twice, twice), 24));
-}
 #elif defined(EIGEN_VECTORIZE_NEON) && defined(__aarch64__)
 EIGEN_ALWAYS_INLINE packet widened(const Eigen::half* x) {
   return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const std::uint16_t*>(x))));
@@ -79,58 +65,12 @@ EIGEN_ALWAYS_INLINE packet widened(const Eigen::bfloat16* x) {
   const uint16x4_t bits = vld1_u16(reinterpret_cast<const std::uint16_t*>(x));
   return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(bits), 16));
 }
-EIGEN_ALWAYS_INLINE packet widened(const std::int8_t* x) {
-  std::uint32_t four;
-  std::copy_n(x, lanes, reinterpret_cast<std::int8_t*>(&four));
-  const int16x8_t codes = vmovl_s8(vcreate_s8(four));
-  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(codes)));
-}
 #endif
 
-/// The scale of a block, in every lane.
-EIGEN_ALWAYS_INLINE packet scale_of(const q8_0& block) {
-#if defined(EIGEN_VECTORIZE_AVX512) && defined(__F16C__)
-  // One number is converted, not 16: what converts is busy with codes.
-  const __m128i half = _mm_set1_epi16(static_cast<short>(block.scale.x));
-  return _mm512_broadcastss_ps(_mm_cvtph_ps(half));
-#elif defined(EIGEN_VECTORIZE_AVX2) && defined(__F16C__)
-  return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(block.scale.x)));
-#else
-  return Eigen::internal::pset1<packet>(block.scale_as_float());
-#endif
-}
-
-/// What a packet of a storage's numbers is read from.
-template <class Scalar>
-using held_number = std::conditional_t<std::same_as<Scalar, q8_0>, std::int8_t, Scalar>;
 /// Storages whose numbers an instruction widens; others are converted one by one.
 template <class Scalar>
-concept widens = requires(const held_number<Scalar>* x) {
+concept widens = requires(const Scalar* x) {
   widened(x);
-};
-
-/// The packets of a row, a `step` of numbers at a time that begins at `at(row, i)`: a block of
-/// Q8_0, whose scale is read once, or of other storages a packet.
-template <class Scalar>
-struct widening {
-  static constexpr bool blocks = std::same_as<Scalar, q8_0>;
-  static constexpr index_t step = blocks ? q8_0::size : lanes;
-  packet scale;  ///< of a block
-
-  static const Scalar* at(const Scalar* row, index_t i) { return row + (blocks ? i / step : i); }
-  EIGEN_ALWAYS_INLINE void begin(const Scalar* x) {
-    if constexpr (blocks) {
-      scale = scale_of(*x);
-    }
-  }
-  /// From number `i` of the step on.
-  EIGEN_ALWAYS_INLINE packet operator()(const Scalar* x, index_t i) const {
-    if constexpr (blocks) {
-      return Eigen::internal::pmul(scale, widened(x->codes + i));
-    } else {
-      return widened(x + i);
-    }
-  }
 };
 
 /// What is `bytes` behind `x`: rows of any storage lie at any distance.

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "kvmeld/memory/view.hpp"
+#include "kvmeld/score/code_products.hpp"
+#include "kvmeld/score/code_sums.hpp"
 #include "kvmeld/score/fused_similarity.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/softmax.hpp"
@@ -19,13 +21,9 @@
 namespace kvmeld::inline v0 {
 namespace score {
 
-/// Slots swept at a time.
-inline constexpr index_t tile_slots = 128;
 /// Floats that stay in the nearest cache; in blocks of 8 bits all that are swept do.
 inline constexpr index_t near_floats = detail::row_floats;
 inline constexpr index_t swept_floats = 16384;
-/// Query heads per sweep; a larger group sweeps again.
-inline constexpr index_t sweep_group = 16;
 
 }  // namespace score
 
@@ -78,11 +76,14 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
   alignas(detail::vector_bytes) float buffer[detail::row_floats];
   alignas(detail::vector_bytes) float mass[score::sweep_group][score::tile_slots];
   const float lowest = -std::numeric_limits<float>::infinity();
-  const bool compares = comparison != nullptr && comparison->requested();
+  const bool compares = comparison != nullptr && comparison->requested(),
+             compares_values = compares && comparison->values_requested();
+  // Attended to by their codes, which lie side by side in every layout; compared as floats.
+  const bool key_codes = head.type().keys == storage::q8_0,
+             value_codes = head.type().values == storage::q8_0;
   const storage keys_as = detail::read_as(head.type().keys, head.even_keys() && !compares),
-                values_as = detail::read_as(head.type().values, head.even_values() && !compares);
-  const auto rows_at_once = [&](storage as) { return as == storage::q8_0 ? rows : near; };
-  const index_t some_keys = rows_at_once(keys_as), some_values = rows_at_once(values_as);
+                values_as =
+                    detail::read_as(head.type().values, head.even_values() && !compares_values);
   // What is read where it lies, not from the buffer, is read page by page.
   const bool keys_lie = head.even_keys() && keys_as == head.type().keys,
              values_lie = head.even_values() && values_as == head.type().values;
@@ -95,10 +96,16 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
     return ends ? address(s + some) - address(s) : 0;
   };
   const score::logit_terms terms(head);
+  score::rounded_queries rounded;  // only with codes
+  float known[score::tile_slots];  // by codes
+  const index_t together = key_codes ? score::rounded_queries::most(dim) : score::sweep_group;
 
-  for (index_t g0 = 0; g0 < group; g0 += score::sweep_group) {
-    const index_t heads = std::min(score::sweep_group, group - g0);
+  for (index_t g0 = 0; g0 < group; g0 += together) {
+    const index_t heads = std::min(together, group - g0);
     const float* const queries = q + std::ptrdiff_t{g0} * dim;
+    if (key_codes) {
+      rounded.assign(queries, heads, dim);
+    }
     score::softmax<> all[score::sweep_group];
     for (index_t g = 0; g < heads; ++g) {
       all[g] = terms.sink(g0 + g);
@@ -107,8 +114,14 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
     std::fill_n(outputs, std::ptrdiff_t{heads} * of_v, 0.0F);
     for (index_t first = 0; first < n; first += rows) {
       const index_t count = std::min(rows, n - first);
-      for (index_t i = 0, some = 0; i < count; i += some) {
-        some = in_page(keys_lie, first + i, std::min(some_keys, count - i));
+      if (key_codes) {
+        const score::code_rows keys(head, first, count,
+                                    [&](index_t s) { return head.keys_from(s); });
+        score::qk_codes(rounded, keys, mass[0], score::tile_slots);
+      }
+      const bool more_of_keys = !key_codes || (compares && g0 == 0);
+      for (index_t i = 0, some = 0; more_of_keys && i < count; i += some) {
+        some = in_page(keys_lie, first + i, std::min(near, count - i));
         const std::ptrdiff_t next =
             follows(keys_lie, first + i, some, [&](index_t s) { return head.keys_from(s).data; });
         detail::use_rows(
@@ -118,12 +131,15 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
               index_t compared = 0;  // queries
               if constexpr (std::same_as<Tile, detail::tile>) {
                 if (g0 == 0 && compares) {
-                  comparison->add_keys(first + i, keys, queries, mass[0] + i, next);
+                  float* const dots = key_codes ? known : mass[0];
+                  comparison->add_keys(first + i, keys, queries, dots + i, next);
                   compared = 1;
                 }
               }
-              score::qk_tile(queries + std::ptrdiff_t{compared} * dim, heads - compared, keys,
-                             mass[compared] + i, score::tile_slots, next);
+              if (!key_codes) {
+                score::qk_tile(queries + std::ptrdiff_t{compared} * dim, heads - compared, keys,
+                               mass[compared] + i, score::tile_slots, next);
+              }
             });
       }
       for (index_t g = 0; g < heads; ++g) {
@@ -151,8 +167,14 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
         score::aligned_block block(mass[g], score::padded(count));
         Map<Eigen::VectorXf>(outputs + std::ptrdiff_t{g} * of_v, of_v) *= all[g].take(block);
       }
-      for (index_t i = 0, some = 0; i < count; i += some) {
-        some = in_page(values_lie, first + i, std::min(some_values, count - i));
+      if (value_codes) {
+        const score::code_rows values(head, first, count,
+                                      [&](index_t s) { return head.values_from(s); });
+        score::pv_codes(mass[0], score::tile_slots, heads, values, of_v, outputs);
+      }
+      const bool more_of_values = !value_codes || (compares_values && g0 == 0);
+      for (index_t i = 0, some = 0; more_of_values && i < count; i += some) {
+        some = in_page(values_lie, first + i, std::min(near, count - i));
         const std::ptrdiff_t next = follows(values_lie, first + i, some,
                                             [&](index_t s) { return head.values_from(s).data; });
         detail::use_rows(
@@ -161,11 +183,13 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
             [&]<class Tile>(const Tile& values) {
               if constexpr (std::same_as<Tile, detail::tile>) {
                 // The longer of the two comes first: memory is read meanwhile.
-                if (g0 == 0 && compares && comparison->values_requested()) {
+                if (g0 == 0 && compares_values) {
                   comparison->add_values(first + i, values, next);
                 }
               }
-              score::pv_tile(mass[0] + i, score::tile_slots, heads, values, outputs, next);
+              if (!value_codes) {
+                score::pv_tile(mass[0] + i, score::tile_slots, heads, values, outputs, next);
+              }
             });
       }
     }

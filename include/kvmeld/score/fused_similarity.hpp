@@ -140,17 +140,17 @@ void row_dots_and_norms(const detail::tile& keys, const float* const (&x)[N],
   const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
   const std::ptrdiff_t row = keys.outerStride();
   const float* k = keys.data();
-  const detail::prefetching prefetch(k, dim, bytes_apart(keys), follows);
+  const std::ptrdiff_t ahead = detail::fetched_ahead(bytes_apart(keys), follows);
   index_t s = 0;
   for (; s + rows_at_once <= rows; s += rows_at_once, k += rows_at_once * row) {
     if (s % detail::prefetch_distance == 0) {
-      prefetch.several(k);
+      detail::prefetch_row(k, bytes_apart(keys));
     }
-    dots_and_squares_block<rows_at_once>(x, k, row, prefetch.ahead(), dim, dots, s, norms + s);
+    dots_and_squares_block<rows_at_once>(x, k, row, ahead, dim, dots, s, norms + s);
     take_roots(norms + s, rows_at_once);
   }
   for (; s < rows; ++s, k += row) {
-    dots_and_squares_block<1>(x, k, row, prefetch.ahead(), dim, dots, s, norms + s);
+    dots_and_squares_block<1>(x, k, row, ahead, dim, dots, s, norms + s);
     take_roots(norms + s, 1);
   }
 }

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT
 /// The two products of attention over a tile of slots, where each row is read once for several
-/// queries, and those of two rows. `follows`: as `detail::prefetching` has it.
+/// queries, and those of two rows. `follows`: as `detail::fetched_ahead` has it.
 #pragma once
 
 #include <Eigen/Core>
-#include <algorithm>    // std::min
-#include <cmath>        // std::sqrt
-#include <cstddef>      // std::ptrdiff_t
-#include <type_traits>  // std::remove_cvref_t
+#include <algorithm>  // std::min
+#include <cmath>      // std::sqrt
+#include <cstddef>    // std::ptrdiff_t
 
 #include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/memory/tile.hpp"
@@ -32,7 +31,6 @@ EIGEN_ALWAYS_INLINE void dot_block(const float* q, std::ptrdiff_t query, const S
                                    std::ptrdiff_t row, index_t dim, float* dots,
                                    std::ptrdiff_t next, [[maybe_unused]] std::ptrdiff_t ahead = 0) {
   using namespace Eigen::internal;
-  using widening = detail::widening<Scalar>;
   constexpr index_t together = rows_together<Scalar, R>;
   packet sum[Q][R];
   index_t i = 0;
@@ -45,31 +43,22 @@ EIGEN_ALWAYS_INLINE void dot_block(const float* q, std::ptrdiff_t query, const S
         part[g][r] = pset1<packet>(0.0F);
       }
     }
-    for (i = 0; i + lanes <= dim;) {
-      const Scalar* const x = widening::at(detail::behind(k, first * row), i);
-      widening wide[together];
+    for (i = 0; i + lanes <= dim; i += lanes) {
+      const Scalar* const x = detail::behind(k, first * row) + i;
+      packet keys[together];
       KVMELD_UNROLL_EARLY
       for (index_t r = 0; r < together; ++r) {
-        wide[r].begin(detail::behind(x, r * row));
+        if constexpr (R > 1) {
+          detail::fetch(detail::behind(x, r * row), ahead);
+        }
+        keys[r] = detail::widened(detail::behind(x, r * row));
       }
-      const index_t packets =
-          widening::step == lanes ? 1 : std::min(widening::step, dim - i) / lanes;
-      for (index_t c = 0; c < packets; ++c, i += lanes) {
-        packet keys[together];
+      KVMELD_UNROLL_EARLY
+      for (index_t g = 0; g < Q; ++g) {
+        const packet of_q = ploadu<packet>(q + g * query + i);
         KVMELD_UNROLL_EARLY
         for (index_t r = 0; r < together; ++r) {
-          if constexpr (R > 1) {
-            detail::fetch(detail::behind(x, r * row), ahead);
-          }
-          keys[r] = wide[r](detail::behind(x, r * row), c * lanes);
-        }
-        KVMELD_UNROLL_EARLY
-        for (index_t g = 0; g < Q; ++g) {
-          const packet of_q = ploadu<packet>(q + g * query + i);
-          KVMELD_UNROLL_EARLY
-          for (index_t r = 0; r < together; ++r) {
-            part[g][r] = pmadd(of_q, keys[r], part[g][r]);
-          }
+          part[g][r] = pmadd(of_q, keys[r], part[g][r]);
         }
       }
     }
@@ -109,17 +98,14 @@ void dot_rows(const float* q, std::ptrdiff_t query, const Tile& keys, float* dot
   constexpr index_t rows_at_once = sums_at_once / Q > 8 ? 8 : sums_at_once / Q;
   const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
   const std::ptrdiff_t row = bytes_apart(keys);
-  const detail::prefetching prefetch(keys.data(), dim, row, follows);
+  const std::ptrdiff_t ahead = detail::fetched_ahead(row, follows);
   index_t s = 0;
   for (; s + rows_at_once <= rows; s += rows_at_once) {
     const auto* const k = detail::behind(keys.data(), s * row);
     if (rows_at_once == detail::prefetch_distance || s % detail::prefetch_distance == 0) {
-      prefetch.several(k);
+      detail::prefetch_row(k, row);
     }
-    for (index_t r = 0; Q > 1 && r < rows_at_once; ++r) {
-      prefetch.one(detail::behind(k, r * row));
-    }
-    dot_block<Q, rows_at_once>(q, query, k, row, dim, dots + s, next, prefetch.ahead());
+    dot_block<Q, rows_at_once>(q, query, k, row, dim, dots + s, next, ahead);
   }
   for (; s < rows; ++s) {
     dot_block<Q, 1>(q, query, detail::behind(keys.data(), s * row), row, dim, dots + s, next);
@@ -148,7 +134,6 @@ template <index_t Q, index_t P, class Tile>
 void sum_block(const float* p, std::ptrdiff_t next, const Tile& values, index_t i, float* out,
                std::ptrdiff_t query, std::ptrdiff_t follows) {
   using namespace Eigen::internal;
-  using widening = detail::widening<std::remove_cvref_t<decltype(*values.data())>>;
   packet sum[Q][P];
   KVMELD_UNROLL_EARLY
   for (index_t g = 0; g < Q; ++g) {
@@ -158,33 +143,22 @@ void sum_block(const float* p, std::ptrdiff_t next, const Tile& values, index_t 
     }
   }
   const std::ptrdiff_t row = bytes_apart(values);
-  const auto* v = widening::at(values.data(), i);
-  const detail::prefetching prefetch(values.data(), values.cols(), row, follows);
-  // 0 unless all packets are of one step.
-  const index_t within = widening::step == lanes ? 0 : i % widening::step;
+  const auto* v = values.data() + i;
+  const std::ptrdiff_t ahead = detail::fetched_ahead(row, follows);
   const Eigen::Index rows_at_once = P > 1 ? Eigen::Index{detail::prefetch_distance} : values.rows();
   for (Eigen::Index begin = 0; begin < values.rows(); begin += rows_at_once) {
     const Eigen::Index end = std::min(begin + rows_at_once, values.rows());
     if constexpr (P > 1) {
-      prefetch.several(v);
+      detail::prefetch_row(v, row);
     }
     for (Eigen::Index s = begin; s < end; ++s, v = detail::behind(v, row)) {
-      if (Q > 1 && P > 1 && i == 0) {  // once, with its beginning
-        prefetch.one(v);
-      }
       packet value[P];
-      widening wide;
       KVMELD_UNROLL_EARLY
       for (index_t c = 0; c < P; ++c) {
-        constexpr index_t step = widening::step;
-        const auto* const x = widening::at(v, c * lanes);
         if constexpr (P > 1) {
-          detail::fetch(x, prefetch.ahead());
+          detail::fetch(v + c * lanes, ahead);
         }
-        if (c * lanes % step == 0) {
-          wide.begin(x);
-        }
-        value[c] = wide(x, within + c * lanes % step);
+        value[c] = detail::widened(v + c * lanes);
       }
       KVMELD_UNROLL_EARLY
       for (index_t g = 0; g < Q; ++g) {
