@@ -125,7 +125,11 @@ TEST_CASE("attention is the oracle's at every size around the tiles", "[attend]"
   for (const index_t length : {1, 4, 5, 9, 130}) {  // tiles of 4 slots
     auto kv = fixtures::random_cache(length, 4096, 2);
     is_the_oracles(kv.head(0), normal(2 * 4096), 1e-4);
+    auto blocks = fixtures::random_cache<float, kvmeld::q8_0>(length, 4096, 2);  // a query a sweep
+    is_the_oracles(blocks.head(0), normal(2 * 4096), 1e-4);
   }
+  auto blocks = fixtures::random_cache<float, kvmeld::q8_0>(130, 300, 17);  // 12 of them
+  is_the_oracles(blocks.head(0), normal(17 * 300));
 }
 
 TEMPLATE_TEST_CASE("attention is the oracle's in every layout and scalar", "[attend]", float,

@@ -52,11 +52,18 @@
 #else
 #define KVMELD_HAS_FMA 0
 #endif
-#define KVMELD_NAME_OF(avx, avx2, avx512, f16c, fma) \
-  avx_##avx##_avx2_##avx2##_avx512_##avx512##_f16c_##f16c##_fma_##fma
-#define KVMELD_NAME(avx, avx2, avx512, f16c, fma) KVMELD_NAME_OF(avx, avx2, avx512, f16c, fma)
-#define KVMELD_INSTRUCTIONS \
-  KVMELD_NAME(KVMELD_HAS_AVX, KVMELD_HAS_AVX2, KVMELD_HAS_AVX512, KVMELD_HAS_F16C, KVMELD_HAS_FMA)
+#ifdef __CUDACC__  // by nvcc, which is given no vectors
+#define KVMELD_HAS_NVCC 1
+#else
+#define KVMELD_HAS_NVCC 0
+#endif
+#define KVMELD_NAME_OF(avx, avx2, avx512, f16c, fma, nvcc) \
+  avx_##avx##_avx2_##avx2##_avx512_##avx512##_f16c_##f16c##_fma_##fma##_nvcc_##nvcc
+#define KVMELD_NAME(avx, avx2, avx512, f16c, fma, nvcc) \
+  KVMELD_NAME_OF(avx, avx2, avx512, f16c, fma, nvcc)
+#define KVMELD_INSTRUCTIONS                                                                        \
+  KVMELD_NAME(KVMELD_HAS_AVX, KVMELD_HAS_AVX2, KVMELD_HAS_AVX512, KVMELD_HAS_F16C, KVMELD_HAS_FMA, \
+              KVMELD_HAS_NVCC)
 
 /// A function whose frame no other frame takes in: threads may have little stack (musl: 128 KiB).
 #if defined(__GNUC__)

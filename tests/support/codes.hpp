@@ -3,6 +3,7 @@
 // sees them that includes this.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <vector>

@@ -17,7 +17,7 @@ address of<KVMELD_SET>() {
 template <>
 bool codes_as_one_by_one<KVMELD_SET>() {
   bool all = true;
-  for (const kvmeld::index_t dim : {5, 64, 80}) {
+  for (const kvmeld::index_t dim : {5, 80, 161}) {
     for (const kvmeld::index_t queries : {1, 2, 4, 7}) {
       all = all && codes_scene(dim, queries, 61).as_one_by_one();
     }

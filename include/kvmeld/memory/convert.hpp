@@ -2,7 +2,7 @@
 /// Rows as floats, at the width of a vector; numbers of any scalar, as engines hand them in.
 #pragma once
 
-#include <algorithm>   // std::min
+#include <algorithm>   // std::copy_n, std::min
 #include <concepts>    // std::same_as
 #include <functional>  // std::less
 #include <initializer_list>
@@ -45,16 +45,11 @@ inline void to_floats(row<q8_0> x, index_t dim, float* out) {
   for (index_t begin = 0; begin < dim; begin += q8_0::size) {
     const q8_0& block = x.data[begin / q8_0::size];
     const float scale = block.scale_as_float();
-    const auto convert = [&](index_t count) {
-      for (index_t i = 0; i < count; ++i) {
-        out[begin + i] = scale * static_cast<float>(block.codes[i]);
-      }
-    };
-    if (dim - begin >= q8_0::size) [[likely]] {
-      convert(q8_0::size);  // at the width of a vector
-    } else {
-      convert(dim - begin);
+    float numbers[q8_0::size];  // local: bytes may alias what `out` points to
+    for (index_t i = 0; i < q8_0::size; ++i) {
+      numbers[i] = scale * static_cast<float>(block.codes[i]);
     }
+    std::copy_n(numbers, std::min(dim - begin, q8_0::size), out + begin);
   }
 }
 

@@ -152,7 +152,7 @@ void use_rows(storage read, const head_rows& l, index_t count, index_t dim, Load
 }  // namespace KVMELD_INSTRUCTIONS
 
 /// Floats of the longest row, the most that one buffer on the stack holds: no frame is larger than
-/// 32 KiB.
+/// 40 KiB.
 inline constexpr index_t row_floats = 4096;
 /// Slots at a time where a head's keys are read tile by tile, and the floats that these have.
 inline constexpr index_t max_tile_slots = 64, tile_floats = row_floats;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
-/// Numbers of any storage in a vector's register, as floats: exact, so that products of a row have
-/// the same bits whatever it is held as.
+/// Numbers in 32 and 16 bits in a vector's register, as floats: exact, so that products of a row
+/// have the same bits whichever of them hold it.
 #pragma once
 
 #include <Eigen/Core>
-#include <algorithm>  // std::copy_n
-#include <bit>        // std::bit_cast
-#include <concepts>   // std::same_as
+#include <bit>       // std::bit_cast
+#include <concepts>  // std::same_as
 
 #include "kvmeld/memory/row.hpp"
 
@@ -23,10 +22,8 @@ float number(const Scalar* row, index_t i) {
     return row[i];
   } else if constexpr (std::same_as<Scalar, Eigen::half>) {
     return half_bits_to_float(row[i].x);
-  } else if constexpr (std::same_as<Scalar, Eigen::bfloat16>) {
-    return std::bit_cast<float>(std::uint32_t{row[i].value} << 16);
   } else {
-    return row[i / q8_0::size][i % q8_0::size];
+    return std::bit_cast<float>(std::uint32_t{row[i].value} << 16);  // of an Eigen::bfloat16
   }
 }
 

@@ -45,7 +45,9 @@ struct log_mass_of {
 ///     ℓ_s = mass(s, q·k_s)      p = softmax(ℓ)      out = Σ_s p_s v_s
 ///
 /// with the model's soft cap, slopes, window and sinks (`attention_spec`), the queries at the
-/// newest position; in one sweep over keys and values, whatever the group; nothing is allocated. A
+/// newest position; in one sweep over keys and values for up to 16 query heads; nothing is
+/// allocated. Over keys in q8_0 a query is rounded to 16 bits: by about 1/65,534 of its largest
+/// number at most, and a sweep has as many queries as 4,096 numbers hold. A
 /// mass function that caps logits itself says so: `static constexpr bool caps = true`; one that
 /// takes a third argument is given the query, `const float* [dim]`.
 /// `q [group, dim]`, `out [group, value_dim]`. On request `probabilities [group, length]` and
@@ -78,7 +80,7 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
   const float lowest = -std::numeric_limits<float>::infinity();
   const bool compares = comparison != nullptr && comparison->requested(),
              compares_values = compares && comparison->values_requested();
-  // Attended to by their codes, which lie side by side in every layout; compared as floats.
+  // Attention reads codes, which lie side by side in every layout; comparisons read floats.
   const bool key_codes = head.type().keys == storage::q8_0,
              value_codes = head.type().values == storage::q8_0;
   const storage keys_as = detail::read_as(head.type().keys, head.even_keys() && !compares),

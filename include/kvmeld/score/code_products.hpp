@@ -3,7 +3,7 @@
 /// with the codes of a block are summed in integers, and sums multiplied with the scales.
 #pragma once
 
-#include <algorithm>  // std::fill_n, std::max, std::min
+#include <algorithm>  // std::copy_n, std::fill_n, std::max, std::min
 #include <bit>        // std::bit_cast
 #include <cmath>      // std::isfinite
 #include <limits>     // std::numeric_limits
@@ -15,13 +15,13 @@
 namespace kvmeld::inline v0 {
 namespace score {
 
-/// Query heads per sweep; a larger group sweeps again.
+/// Query heads per sweep at most; a larger group sweeps again.
 inline constexpr index_t sweep_group = 16;
 
 /// Queries in 16 bits, a scale each. Those of 8 bits would lose 256 times as much.
 class rounded_queries {
  public:
-  /// How many of `dim` numbers fit, 1 at least.
+  /// How many of `dim` numbers fit, 1 at least: the query heads of a sweep.
   static index_t most(index_t dim) {
     return std::min(detail::row_floats / padded(dim), sweep_group);
   }
@@ -47,8 +47,8 @@ class rounded_queries {
  private:
   static index_t padded(index_t dim) { return row_size<q8_0>(dim) * q8_0::size; }
 
-  /// Returns the scale, the largest magnitude divided by 32,767: a number is off by half of it.
-  /// With NaN or Inf the scale is NaN.
+  /// Returns the scale, the largest magnitude divided by 32,767: a number is off by about half of
+  /// it. With NaN or Inf the scale is NaN.
   static float round(const float* x, index_t n, std::int16_t* codes) {
     std::uint32_t bits = 0;  // magnitudes order as their bits do, Inf and NaN above all numbers
     for (index_t i = 0; i < n; ++i) {
@@ -92,21 +92,23 @@ inline float dot_codes(const std::int16_t* q, const q8_0* k, index_t blocks) {
   return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
 }
 
-#ifdef KVMELD_AVX2
+#ifdef KVMELD_AVX2_TARGET
 /// 16 codes in 16 bits each.
-KVMELD_AVX2 EIGEN_ALWAYS_INLINE __m256i wide(const std::int8_t* codes) {
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m256i wide_codes(const std::int8_t* codes) {
   return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
 }
 
 /// The 32 products of a block, in eight sums.
-KVMELD_AVX2 EIGEN_ALWAYS_INLINE __m256i products_of(const q8_0& block, const std::int16_t* q) {
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m256i products_of(const q8_0& block,
+                                                           const std::int16_t* q) {
   const auto* const x = reinterpret_cast<const __m256i*>(q);
-  return _mm256_add_epi32(_mm256_madd_epi16(wide(block.codes), _mm256_load_si256(x)),
-                          _mm256_madd_epi16(wide(block.codes + 16), _mm256_load_si256(x + 1)));
+  return _mm256_add_epi32(
+      _mm256_madd_epi16(wide_codes(block.codes), _mm256_load_si256(x)),
+      _mm256_madd_epi16(wide_codes(block.codes + 16), _mm256_load_si256(x + 1)));
 }
 
 /// The sum of each of eight packets.
-KVMELD_AVX2 EIGEN_ALWAYS_INLINE __m256 sums_of(const __m256* x) {
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m256 sums_of(const __m256* x) {
   const __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
   const __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
   return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
@@ -115,9 +117,9 @@ KVMELD_AVX2 EIGEN_ALWAYS_INLINE __m256 sums_of(const __m256* x) {
 /// `dots[g][r] = q_g · k_r / scale_g` of `Q` queries from `first` on and `R` keys from `s` on: as
 /// `dot_codes`, to the bit. One key is read after the other, as memory is fetched best.
 template <index_t Q, index_t R>
-KVMELD_AVX2 KVMELD_NOINLINE void dot_block_of_codes(const rounded_queries& q, index_t first,
-                                                    const code_rows& keys, index_t s, float* dots,
-                                                    std::ptrdiff_t next) {
+KVMELD_AVX2_TARGET KVMELD_NOINLINE void dot_block_of_codes(const rounded_queries& q, index_t first,
+                                                           const code_rows& keys, index_t s,
+                                                           float* dots, std::ptrdiff_t next) {
   __m256 sum[8];
   KVMELD_UNROLL_EARLY
   for (index_t i = 0; i < 8; ++i) {
@@ -134,7 +136,7 @@ KVMELD_AVX2 KVMELD_NOINLINE void dot_block_of_codes(const rounded_queries& q, in
       KVMELD_UNROLL_EARLY
       for (index_t g = 0; g < Q; ++g) {
         const __m256 whole = _mm256_cvtepi32_ps(products_of(key[b], q.codes(first + g, b)));
-        sum[g * R + r] = multiply_add(scale, whole, sum[g * R + r]);
+        sum[g * R + r] = multiply_add_vectors(scale, whole, sum[g * R + r]);
       }
     }
   }
@@ -148,8 +150,8 @@ KVMELD_AVX2 KVMELD_NOINLINE void dot_block_of_codes(const rounded_queries& q, in
 
 /// ... of all keys.
 template <index_t Q>
-KVMELD_AVX2 void dot_all_codes(const rounded_queries& q, index_t first, const code_rows& keys,
-                               float* dots, std::ptrdiff_t next) {
+KVMELD_AVX2_TARGET void dot_all_codes(const rounded_queries& q, index_t first,
+                                      const code_rows& keys, float* dots, std::ptrdiff_t next) {
   constexpr index_t together = 8 / Q;
   index_t s = 0;
   for (; s + together <= keys.count(); s += together) {
@@ -165,7 +167,7 @@ KVMELD_AVX2 void dot_all_codes(const rounded_queries& q, index_t first, const co
 inline void qk_codes(const rounded_queries& q, const code_rows& keys, float* dots,
                      std::ptrdiff_t next) {
   index_t g = 0;
-#ifdef KVMELD_AVX2
+#ifdef KVMELD_AVX2_TARGET
   if (runs_avx2()) {
     for (; g + 4 <= q.queries(); g += 4) {
       dot_all_codes<4>(q, g, keys, dots + g * next, next);

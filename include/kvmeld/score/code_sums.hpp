@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /// Sums of values in q8_0. A weight is multiplied with the scale of a block first, then with its
-/// codes: by one query's weight there are fewer products so.
+/// codes: for one query a block's scale takes one product, not 32.
 #pragma once
 
 #include <algorithm>  // std::copy_n, std::min
@@ -27,27 +27,37 @@ inline void sum_codes(const float* p, const code_rows& values, index_t b, index_
   std::copy_n(sum, numbers, out);
 }
 
-#ifdef KVMELD_AVX2
-KVMELD_AVX2 EIGEN_ALWAYS_INLINE void load(const float* x, __m256& y) { y = _mm256_loadu_ps(x); }
-KVMELD_AVX2 EIGEN_ALWAYS_INLINE void store(__m256 x, float* y) { _mm256_storeu_ps(y, x); }
-KVMELD_AVX2 EIGEN_ALWAYS_INLINE void weigh(const q8_0& block, float weight, __m256& scales) {
+#ifdef KVMELD_AVX2_TARGET
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void load_vector(const float* x, __m256& y) {
+  y = _mm256_loadu_ps(x);
+}
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void store_vector(__m256 x, float* y) {
+  _mm256_storeu_ps(y, x);
+}
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void weigh_scale(const q8_0& block, float weight,
+                                                        __m256& scales) {
   scales = _mm256_mul_ps(scales_of(block), _mm256_set1_ps(weight));
 }
-KVMELD_AVX2 EIGEN_ALWAYS_INLINE void widen(const std::int8_t* codes, __m256& numbers) {
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void widen_codes(const std::int8_t* codes, __m256& numbers) {
   const __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
   numbers = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x));
 }
 #ifdef __AVX512F__
-KVMELD_AVX2 EIGEN_ALWAYS_INLINE void load(const float* x, __m512& y) { y = _mm512_loadu_ps(x); }
-KVMELD_AVX2 EIGEN_ALWAYS_INLINE void store(__m512 x, float* y) { _mm512_storeu_ps(y, x); }
-KVMELD_AVX2 EIGEN_ALWAYS_INLINE __m512 multiply_add(__m512 x, __m512 y, __m512 z) {
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void load_vector(const float* x, __m512& y) {
+  y = _mm512_loadu_ps(x);
+}
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void store_vector(__m512 x, float* y) {
+  _mm512_storeu_ps(y, x);
+}
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m512 multiply_add_vectors(__m512 x, __m512 y, __m512 z) {
   return _mm512_fmadd_ps(x, y, z);
 }
-KVMELD_AVX2 EIGEN_ALWAYS_INLINE void weigh(const q8_0& block, float weight, __m512& scales) {
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void weigh_scale(const q8_0& block, float weight,
+                                                        __m512& scales) {
   const __m128 scale = _mm_cvtph_ps(_mm_set1_epi16(static_cast<short>(block.scale.x)));
   scales = _mm512_mul_ps(_mm512_broadcastss_ps(scale), _mm512_set1_ps(weight));
 }
-KVMELD_AVX2 EIGEN_ALWAYS_INLINE void widen(const std::int8_t* codes, __m512& numbers) {
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void widen_codes(const std::int8_t* codes, __m512& numbers) {
   const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
   numbers = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x));
 }
@@ -70,9 +80,10 @@ struct number_vector<1> {
 /// `out_g += Σ_s p_gs v_s` of `Q` queries, `B` whole blocks from `b` on: as `sum_codes`, to the
 /// bit.
 template <index_t Q, index_t B>
-KVMELD_AVX2 KVMELD_NOINLINE void sum_blocks_of_codes(const float* p, std::ptrdiff_t next,
-                                                     const code_rows& values, index_t blocks,
-                                                     index_t b, float* out, std::ptrdiff_t query) {
+KVMELD_AVX2_TARGET KVMELD_NOINLINE void sum_blocks_of_codes(const float* p, std::ptrdiff_t next,
+                                                            const code_rows& values, index_t blocks,
+                                                            index_t b, bool fetches, float* out,
+                                                            std::ptrdiff_t query) {
   using vector = typename number_vector<Q>::type;
   constexpr index_t in_each = sizeof(vector) / sizeof(float), vectors = q8_0::size / in_each;
   vector sum[Q][B * vectors];
@@ -80,11 +91,11 @@ KVMELD_AVX2 KVMELD_NOINLINE void sum_blocks_of_codes(const float* p, std::ptrdif
   for (index_t g = 0; g < Q; ++g) {
     KVMELD_UNROLL_EARLY
     for (index_t i = 0; i < B * vectors; ++i) {
-      load(out + g * query + std::ptrdiff_t{i} * in_each, sum[g][i]);
+      load_vector(out + g * query + std::ptrdiff_t{i} * in_each, sum[g][i]);
     }
   }
   for (index_t s = 0; s < values.count(); ++s) {
-    if (Q > 1 && b == 0) {
+    if (Q > 1 && fetches) {
       values.fetch(s, blocks);
     }
     KVMELD_UNROLL_EARLY
@@ -93,15 +104,15 @@ KVMELD_AVX2 KVMELD_NOINLINE void sum_blocks_of_codes(const float* p, std::ptrdif
       vector weight[Q], numbers;
       KVMELD_UNROLL_EARLY
       for (index_t g = 0; g < Q; ++g) {
-        weigh(block, p[g * next + s], weight[g]);
+        weigh_scale(block, p[g * next + s], weight[g]);
       }
       KVMELD_UNROLL_EARLY
       for (index_t i = 0; i < vectors; ++i) {
-        widen(block.codes + i * in_each, numbers);
+        widen_codes(block.codes + std::ptrdiff_t{i} * in_each, numbers);
         KVMELD_UNROLL_EARLY
         for (index_t g = 0; g < Q; ++g) {
           vector& x = sum[g][c * vectors + i];
-          x = multiply_add(weight[g], numbers, x);
+          x = multiply_add_vectors(weight[g], numbers, x);
         }
       }
     }
@@ -110,23 +121,26 @@ KVMELD_AVX2 KVMELD_NOINLINE void sum_blocks_of_codes(const float* p, std::ptrdif
   for (index_t g = 0; g < Q; ++g) {
     KVMELD_UNROLL_EARLY
     for (index_t i = 0; i < B * vectors; ++i) {
-      store(sum[g][i], out + g * query + std::ptrdiff_t{i} * in_each);
+      store_vector(sum[g][i], out + g * query + std::ptrdiff_t{i} * in_each);
     }
   }
 }
 
-/// ... of all whole blocks, as many at once as 16 vectors hold.
+/// ... of all whole blocks, as many at once as 16 sums hold.
 template <index_t Q>
-KVMELD_AVX2 void sum_all_codes(const float* p, std::ptrdiff_t next, const code_rows& values,
-                               index_t blocks, float* out, std::ptrdiff_t query) {
+KVMELD_AVX2_TARGET void sum_all_codes(const float* p, std::ptrdiff_t next, const code_rows& values,
+                                      index_t blocks, bool fetches, float* out,
+                                      std::ptrdiff_t query) {
   constexpr index_t most = sizeof(typename number_vector<Q>::type) / Q / 8,
                     together = most > 4 ? 4 : most;
   index_t b = 0;
   for (; b + together <= blocks; b += together) {
-    sum_blocks_of_codes<Q, together>(p, next, values, blocks, b, out + b * q8_0::size, query);
+    sum_blocks_of_codes<Q, together>(p, next, values, blocks, b, fetches && b == 0,
+                                     out + std::ptrdiff_t{b} * q8_0::size, query);
   }
   for (; b < blocks; ++b) {
-    sum_blocks_of_codes<Q, 1>(p, next, values, blocks, b, out + b * q8_0::size, query);
+    sum_blocks_of_codes<Q, 1>(p, next, values, blocks, b, fetches && b == 0,
+                              out + std::ptrdiff_t{b} * q8_0::size, query);
   }
 }
 #endif
@@ -135,18 +149,18 @@ KVMELD_AVX2 void sum_all_codes(const float* p, std::ptrdiff_t next, const code_r
 inline void pv_codes(const float* p, std::ptrdiff_t next, index_t queries, const code_rows& values,
                      index_t dim, float* out) {
   index_t b = 0;
-#ifdef KVMELD_AVX2
+#ifdef KVMELD_AVX2_TARGET
   if (runs_avx2()) {
     b = dim / q8_0::size;  // what is no whole block is left
     index_t g = 0;
     for (; g + 4 <= queries; g += 4) {
-      sum_all_codes<4>(p + g * next, next, values, b, out + std::ptrdiff_t{g} * dim, dim);
+      sum_all_codes<4>(p + g * next, next, values, b, g == 0, out + std::ptrdiff_t{g} * dim, dim);
     }
     for (; g + 2 <= queries; g += 2) {
-      sum_all_codes<2>(p + g * next, next, values, b, out + std::ptrdiff_t{g} * dim, dim);
+      sum_all_codes<2>(p + g * next, next, values, b, g == 0, out + std::ptrdiff_t{g} * dim, dim);
     }
     for (; g < queries; ++g) {
-      sum_all_codes<1>(p + g * next, next, values, b, out + std::ptrdiff_t{g} * dim, dim);
+      sum_all_codes<1>(p + g * next, next, values, b, g == 0, out + std::ptrdiff_t{g} * dim, dim);
     }
   }
 #endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-/// What attention over rows in q8_0 is made of: where the rows of a tile lie, and their codes and
-/// scales in vectors. Fused products over such rows need AVX2: where a program is compiled for
-/// older processors too, the one that runs it is asked.
+/// Rows in q8_0 as attention reads them, and the instructions for it. They are AVX2's: in a program
+/// for every x86-64 on Linux the processor is queried when it runs. Elsewhere loops compute the
+/// same bits.
 #pragma once
 
 #include <Eigen/Core>
@@ -9,11 +9,13 @@
 
 #include "kvmeld/memory/view.hpp"
 
-#if defined(__GNUC__) && defined(__AVX2__) && defined(__F16C__)
-#define KVMELD_AVX2
+#if defined(__CUDACC__) || (KVMELD_HAS_FMA && !defined(__FMA__))
+// Loops: nvcc takes no vectors, and FMA4 is no part of AVX2.
+#elif defined(__GNUC__) && defined(__AVX2__) && defined(__F16C__)
+#define KVMELD_AVX2_TARGET
 #include <immintrin.h>
-#elif defined(__GNUC__) && defined(__x86_64__) && defined(__linux__) && !defined(__CUDACC__)
-#define KVMELD_AVX2 [[gnu::target("avx2,f16c")]]
+#elif defined(__GNUC__) && defined(__x86_64__) && defined(__linux__)
+#define KVMELD_AVX2_TARGET [[gnu::target("avx2,f16c")]]
 #include <cpuid.h>
 #include <immintrin.h>
 #endif
@@ -26,13 +28,13 @@ inline constexpr index_t tile_slots = 128;
 
 inline namespace KVMELD_INSTRUCTIONS {
 
-/// Has the processor that runs this the instructions of `KVMELD_AVX2`?
+/// Has the processor that runs this the instructions of `KVMELD_AVX2_TARGET`?
 inline bool runs_avx2() {
-#if defined(__AVX2__) && defined(__F16C__) && defined(KVMELD_AVX2)
+#if defined(__AVX2__) && defined(__F16C__) && defined(KVMELD_AVX2_TARGET)
   return true;
-#elif defined(KVMELD_AVX2)
+#elif defined(KVMELD_AVX2_TARGET)
   static const bool has = [] {
-    unsigned a = 0, b = 0, c = 0, d = 0;  // the system's part of it is asked for by the first
+    unsigned a = 0, b = 0, c = 0, d = 0;
     return __builtin_cpu_supports("avx2") != 0 && __get_cpuid(1, &a, &b, &c, &d) != 0 &&
            (c & bit_F16C) != 0;
   }();
@@ -81,9 +83,9 @@ class code_rows {
   index_t count_;
 };
 
-#ifdef KVMELD_AVX2
+#ifdef KVMELD_AVX2_TARGET
 /// `x · y + z`, rounded as by `detail::multiply_add`.
-KVMELD_AVX2 EIGEN_ALWAYS_INLINE __m256 multiply_add(__m256 x, __m256 y, __m256 z) {
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m256 multiply_add_vectors(__m256 x, __m256 y, __m256 z) {
 #if KVMELD_HAS_FMA
   return _mm256_fmadd_ps(x, y, z);
 #else
@@ -92,7 +94,7 @@ KVMELD_AVX2 EIGEN_ALWAYS_INLINE __m256 multiply_add(__m256 x, __m256 y, __m256 z
 }
 
 /// The scale of a block, eight times.
-KVMELD_AVX2 EIGEN_ALWAYS_INLINE __m256 scales_of(const q8_0& block) {
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m256 scales_of(const q8_0& block) {
   return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(block.scale.x)));
 }
 #endif
