@@ -85,7 +85,7 @@ inline float dot_codes(const std::int16_t* q, const q8_0* k, index_t blocks) {
       products[i] = std::int32_t{q[i]} * k[b].codes[i];
     }
     for (index_t i = 0; i < 8; ++i) {
-      const std::int32_t* const x = products + 2 * i;
+      const std::int32_t* const x = products + std::ptrdiff_t{2} * i;
       sum[i] = detail::multiply_add(scale, static_cast<float>(x[0] + x[1] + x[16] + x[17]), sum[i]);
     }
   }
@@ -144,7 +144,7 @@ KVMELD_AVX2_TARGET KVMELD_NOINLINE void dot_block_of_codes(const rounded_queries
   _mm256_storeu_ps(sums, sums_of(sum));
   KVMELD_UNROLL_EARLY
   for (index_t g = 0; g < Q; ++g) {
-    std::copy_n(sums + g * R, R, dots + g * next);
+    std::copy_n(sums + std::ptrdiff_t{g} * R, R, dots + g * next);
   }
 }
 
