@@ -7,18 +7,21 @@
 
 namespace oracle {
 
-/// Each `dim` numbers as `c · d` with `d = max |x| / 32767` in float, `c` the nearest whole number
-/// to `x / d`.
+/// Each `dim` numbers as `c · 2ᵉ` with the least `e` for which no `|c|` exceeds 32767, `c` the
+/// nearest whole number to `x / 2ᵉ`.
 inline std::vector<float> in_16_bits(std::vector<float> x, int dim) {
   const auto n = static_cast<std::size_t>(dim);
   for (std::size_t first = 0; first < x.size(); first += n) {
-    float most = 0;
+    double most = 0;
     for (std::size_t i = first; i < first + n; ++i) {
-      most = std::fmax(most, std::fabs(x[i]));
+      most = std::fmax(most, std::fabs(double{x[i]}));
     }
-    const float unit = most / 32767.0F;
-    for (std::size_t i = first; i < first + n && unit > 0; ++i) {
-      x[i] = std::round(x[i] / unit) * unit;
+    double unit = 0x1p-140;
+    while (std::round(most / unit) > 32767) {
+      unit *= 2;
+    }
+    for (std::size_t i = first; i < first + n; ++i) {
+      x[i] = static_cast<float>(std::round(double{x[i]} / unit) * unit);
     }
   }
   return x;

@@ -46,7 +46,7 @@ struct log_mass_of {
 ///
 /// with the model's soft cap, slopes, window and sinks (`attention_spec`), the queries at the
 /// newest position; in one sweep over keys and values for up to 16 query heads; nothing is
-/// allocated. Over keys in q8_0 a query is rounded to 16 bits, by about 1/65,534 of its largest
+/// allocated. Over keys in q8_0 a query is rounded to 16 bits, by 1/32,767 of its largest
 /// number at most, and a sweep has as many queries as 4,096 numbers hold. A mass function that caps
 /// logits itself says so: `static constexpr bool caps = true`; one that takes a third argument is
 /// given the query, `const float* [dim]`.

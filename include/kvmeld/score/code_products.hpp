@@ -18,7 +18,8 @@ namespace score {
 /// Query heads per sweep at most; a larger group sweeps again.
 inline constexpr index_t sweep_group = 16;
 
-/// Queries in 16 bits, a scale each. Those of 8 bits would lose 256 times as much.
+/// Queries as 16-bit codes times a power of two, one each: whole numbers below 32,768 are exact,
+/// and what shares a power of two with them. Those of 8 bits would lose 256 times as much.
 class rounded_queries {
  public:
   /// How many of `dim` numbers fit, 1 at least: the query heads of a sweep.
@@ -47,24 +48,27 @@ class rounded_queries {
  private:
   static index_t padded(index_t dim) { return row_size<q8_0>(dim) * q8_0::size; }
 
-  /// Returns the scale, the largest magnitude divided by 32,767: a number is off by about half of
-  /// it. With NaN or Inf the scale is NaN.
+  /// Returns the scale, the least power of two with which no code exceeds 32,767: a number is off
+  /// by half of it at most. With NaN or Inf the scale is NaN.
   static float round(const float* x, index_t n, std::int16_t* codes) {
     std::uint32_t bits = 0;  // magnitudes order as their bits do, Inf and NaN above all numbers
     for (index_t i = 0; i < n; ++i) {
       bits = std::max(bits, std::bit_cast<std::uint32_t>(x[i]) & 0x7fffffffU);
     }
-    constexpr float largest_code = 32767, least = 0x1p-100F;  // for a unit with all its bits
-    const float most = std::bit_cast<float>(bits), unit = std::max(most, least) / largest_code;
+    constexpr float least = 0x1p-100F;  // whose inverse is finite
+    constexpr std::uint32_t exponent = 0x7f800000U;
+    const float most = std::max(std::bit_cast<float>(bits), least);
     if (!std::isfinite(most)) {
       std::fill_n(codes, n, std::int16_t{0});
       return std::numeric_limits<float>::quiet_NaN();
     }
+    float scale = std::bit_cast<float>(std::bit_cast<std::uint32_t>(most) & exponent) * 0x1p-14F;
+    scale *= most / scale < 32767.5F ? 1 : 2;
     for (index_t i = 0; i < n; ++i) {
-      const float code = x[i] / unit;
+      const float code = x[i] / scale;
       codes[i] = static_cast<std::int16_t>(code + (code < 0 ? -0.5F : 0.5F));
     }
-    return unit;
+    return scale;
   }
 
   alignas(detail::vector_bytes) std::int16_t codes_[detail::row_floats];

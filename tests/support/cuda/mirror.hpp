@@ -61,11 +61,14 @@ void write_row(q8_0<Number>* to, const float* from, index_t dim) {
   kvmeld::detail::store_row(from, row<kvmeld::q8_0>{blocks.data()}, dim);
   write_row(to, row<kvmeld::q8_0>{blocks.data()}, dim);
 }
-/// A number as rows of the device's `Scalar` hold it, where the library has no such rows.
+/// A number that both sides read alike: the library has no rows in fp8, and rounds queries over
+/// rows in q8_0 to 16 bits.
 template <class Scalar>
 float held(float x) {
   if constexpr (detail::row_format<Scalar>::fp8) {
     return to_float(from_float<Scalar>(x));
+  } else if constexpr (in_blocks<Scalar>) {
+    return std::round(x * 0x1p12F) * 0x1p-12F;
   } else {
     return x;
   }
