@@ -45,6 +45,9 @@ TEST_CASE("a query is off by the 32,767th part of its largest number at most", "
       CHECK(rounded(whole) == whole);
     }
   }
+  CHECK(rounded({32767.25F, -1, 3}) == std::vector<float>{32767, -1, 3});
+  CHECK(rounded({32767.5F, -1.5F, 3}) == std::vector<float>{32768, -2, 4});  // by twos
+  CHECK(rounded({-32768, 2, 8}) == std::vector<float>{-32768, 2, 8});
   for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
     for (const float x : rounded({1, bad, 2})) {
       CHECK(std::isnan(x));
