@@ -17,7 +17,7 @@ inline std::vector<float> in_16_bits(std::vector<float> x, int dim) {
       most = std::fmax(most, std::fabs(double{x[i]}));
     }
     double unit = 0x1p-140;
-    while (std::round(most / unit) > 32767) {
+    while (std::isfinite(most) && std::round(most / unit) > 32767) {
       unit *= 2;
     }
     for (std::size_t i = first; i < first + n; ++i) {
