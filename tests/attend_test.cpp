@@ -16,7 +16,7 @@ using kvmeld::index_t;
 
 std::size_t at(std::ptrdiff_t i) { return static_cast<std::size_t>(i); }
 
-const float not_a_number = std::nanf(""), infinite = std::numeric_limits<float>::infinity();
+const float not_a_number = std::nanf("");
 
 /// What `attend` gives: output [group, dim], probabilities [group, length], log-sum-exp [group].
 struct answer {
