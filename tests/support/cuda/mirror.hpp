@@ -64,7 +64,7 @@ void write_row(q8_0<Number>* to, const float* from, index_t dim) {
 /// A number that both sides read alike: the library has no rows in fp8, and rounds queries over
 /// rows in q8_0 to 16 bits.
 template <class Scalar>
-float held(float x) {
+float read_alike(float x) {
   if constexpr (detail::row_format<Scalar>::fp8) {
     return to_float(from_float<Scalar>(x));
   } else if constexpr (in_blocks<Scalar>) {
@@ -82,7 +82,7 @@ void round_rows(Cache& kv) {
       for (index_t s = 0; s < head.length(); ++s) {
         for (const auto row : {head.key(s), head.value(s)}) {
           for (index_t i = 0; i < head.dim(); ++i) {
-            row.data[i] = held<Scalar>(row.data[i]);
+            row.data[i] = read_alike<Scalar>(row.data[i]);
           }
         }
       }

@@ -65,8 +65,8 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
   auto kv = cache_of<Scalar>(c);
   auto state = fixtures::make_state(p, kv);
   const auto number = [&] {
-    return held<scalar>(static_cast<float>(random.below(1U << 20)) / static_cast<float>(1U << 19) -
-                        1.0F);
+    return read_alike<scalar>(
+        static_cast<float>(random.below(1U << 20)) / static_cast<float>(1U << 19) - 1.0F);
   };
   for (index_t h = 0; h < c.heads; ++h) {
     const index_t n = std::max(what.length - 9 * h, index_t{0});

@@ -78,7 +78,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
   const auto scalars = [&](index_t n) {
     std::vector<host_scalar<number_type>> x(static_cast<std::size_t>(n));
     for (auto& e : x) {
-      e = static_cast<host_scalar<number_type>>(held<scalar>(number(random, kind)));
+      e = static_cast<host_scalar<number_type>>(read_alike<scalar>(number(random, kind)));
     }
     return x;
   };
@@ -107,7 +107,8 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
   for (index_t step = 0; step < what.steps; ++step) {
     const auto fill = [&](std::vector<float>& to, device_buffer<number_type>& device, float scale) {
       for (std::size_t i = 0; i < to.size(); ++i) {
-        device.host()[i] = from_float<number_type>(held<scalar>(scale * number(random, kind)));
+        device.host()[i] =
+            from_float<number_type>(read_alike<scalar>(scale * number(random, kind)));
         to[i] = to_float(device.host()[i]);
       }
     };
