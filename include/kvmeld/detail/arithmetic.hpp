@@ -2,8 +2,10 @@
 /// Arithmetic whose bits depend on its arguments alone.
 #pragma once
 
-#include <cmath>    // std::fma
-#include <cstdint>  // std::uint64_t
+#include <algorithm>  // std::max
+#include <bit>        // std::bit_cast
+#include <cmath>      // std::fma
+#include <cstdint>    // std::uint64_t
 
 #include "kvmeld/config.hpp"
 
@@ -28,6 +30,16 @@ inline float multiply_add(float a, float b, float c) {
 }
 
 }  // namespace KVMELD_INSTRUCTIONS
+
+/// The largest magnitude of `x [n]`; with NaN or Inf, one of them. Magnitudes order as their bits
+/// do, Inf and NaN above all numbers.
+inline float largest_magnitude(const float* x, index_t n) {
+  std::uint32_t most = 0;
+  for (index_t i = 0; i < n; ++i) {
+    most = std::max(most, std::bit_cast<std::uint32_t>(x[i]) & 0x7fffffffU);
+  }
+  return std::bit_cast<float>(most);
+}
 
 /// In [0, 1), from a seed and a token's position alone: splitmix64's finaliser (Steele et al.
 /// 2014), the upper 24 bits, which a float holds exactly.

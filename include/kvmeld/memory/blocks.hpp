@@ -8,7 +8,7 @@
 #include <cmath>       // std::isfinite
 #include <limits>      // std::numeric_limits
 
-#include "kvmeld/config.hpp"
+#include "kvmeld/detail/arithmetic.hpp"
 
 namespace kvmeld::inline v0 {
 
@@ -46,13 +46,8 @@ struct q8_0 {
 
   /// Of `x [size]`.
   static q8_0 of(const float* x) {
-    std::uint32_t bits = 0;  // magnitudes order as their bits do, Inf and NaN above all numbers
-    for (index_t i = 0; i < size; ++i) {
-      bits = std::max(bits, std::bit_cast<std::uint32_t>(x[i]) & 0x7fffffffU);
-    }
-    const auto most = std::bit_cast<float>(bits);
     q8_0 block;
-    block.scale = static_cast<Eigen::half>(most / 127.0F);
+    block.scale = static_cast<Eigen::half>(detail::largest_magnitude(x, size) / 127.0F);
     const float scale = block.scale_as_float();
     if (!std::isfinite(scale)) {
       block.scale = std::numeric_limits<Eigen::half>::quiet_NaN();

@@ -51,13 +51,9 @@ class rounded_queries {
   /// Returns the scale, the least power of two with which no code exceeds 32,767: a number is off
   /// by half of it at most. With NaN or Inf the scale is NaN.
   static float round(const float* x, index_t n, std::int16_t* codes) {
-    std::uint32_t bits = 0;  // magnitudes order as their bits do, Inf and NaN above all numbers
-    for (index_t i = 0; i < n; ++i) {
-      bits = std::max(bits, std::bit_cast<std::uint32_t>(x[i]) & 0x7fffffffU);
-    }
     constexpr float least = 0x1p-100F;  // whose inverse is finite
     constexpr std::uint32_t exponent = 0x7f800000U;
-    const float most = std::max(std::bit_cast<float>(bits), least);
+    const float most = std::max(detail::largest_magnitude(x, n), least);
     if (!std::isfinite(most)) {
       std::fill_n(codes, n, std::int16_t{0});
       return std::numeric_limits<float>::quiet_NaN();
