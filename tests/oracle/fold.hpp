@@ -22,10 +22,8 @@
 //  - `evicted`, by scores: floor(evicted * slots beside the pins) of these, the best by score that
 //    hold one token, are in no row; for seeds they count as pinned. A cluster each stays possible.
 //  - `pin_gain`, by scores, in a head whose P pins (the protected among them) are more than M,
-//    `mean_slots`: the log-mass of what is pinned by score is at least
-//    pin_gain * c * ln(P / M), N the tokens so far, c = 1 up to M / N = 0.1 and falling to 0 at 0.3
-//    in a straight line. Values are fitted with it;
-//    clusters' log-mass is fitted without. A pin of two prompts has it once.
+//    `mean_slots`: the log-mass of what is pinned by score is at least `log_gain`. Values are
+//    fitted with it; clusters' log-mass is fitted without. A pin of two prompts has it once.
 //  - No queries: m_i = exp(beta_i) / sum exp(beta) + 1e-6, C = I, the tangent's
 //    beta = sum_i w_i (beta_i - ln w_i) with w_i = m_i / sum of the cluster's m, and no ridge.
 #pragma once
@@ -36,6 +34,15 @@
 #include "oracle/lookahead_max.hpp"
 
 namespace oracle {
+
+/// gain * c * ln(P / M), N the tokens so far: c = 1 at M / N = 0.1, from there falling to 0 at 0.3
+/// in a straight line, and below it as many times as much as M / N is smaller, twice at most.
+inline double log_gain(double gain, double pinned, double mean, double tokens) {
+  if (mean <= 0 || pinned <= mean) return 0;
+  const double c = 10 * mean < tokens ? std::min(2.0, tokens / (10 * mean))
+                                      : std::max(0.0, 1.5 - 5 * mean / tokens);
+  return gain * c * std::log(pinned / mean);
+}
 
 struct fold {
   int queries = 256;  // reference queries, for a prompt
@@ -228,9 +235,7 @@ struct fold {
         for (std::size_t j = 0; j < n; ++j)
           if (!pin[j] && h.slots[j].single) single.push_back(j);
         const auto kept = std::count(pin.begin(), pin.end(), true);
-        if (mean_slots > 0 && kept > mean_slots)
-          raised = pin_gain * std::clamp(1.5 - 5 * mean_slots / (newest(h) + 1.0), 0.0, 1.0) *
-                   std::log(static_cast<double>(kept) / mean_slots);
+        raised = log_gain(pin_gain, static_cast<double>(kept), mean_slots, newest(h) + 1.0);
         const int beside = static_cast<int>(n) - static_cast<int>(kept);
         const int wanted = static_cast<int>(
                       std::floor(static_cast<float>(evicted) * static_cast<float>(beside))),

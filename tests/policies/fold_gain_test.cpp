@@ -61,8 +61,7 @@ std::vector<index_t> heads_of_request() {
 
 /// The formula, of a head with `length` slots after its prompt.
 double gain_of(const fold& shared, index_t length) {
-  const double m = shared.mean, p = length - shared.clusters;
-  return p > m ? shared.gain * std::clamp(1.5 - 5 * m / tokens, 0.0, 1.0) * std::log(p / m) : 0;
+  return oracle::log_gain(shared.gain, length - shared.clusters, shared.mean, tokens);
 }
 
 TEST_CASE("fold's gain is its oracle's: of a prompt, and of one that follows", "[oracle][fold]") {
@@ -224,20 +223,25 @@ TEMPLATE_TEST_CASE("a gain is the same number in every storage", "[fold]", Eigen
   CHECK(raised == length - policy.slots_beside_pins());
 }
 
-TEST_CASE("fold's gain is finite whatever the heads' pins, and falls where a tenth is kept",
-          "[fold]") {
+TEST_CASE(
+    "fold's gain is finite whatever the heads' pins, more where less than a tenth is kept, and "
+    "less where more is",
+    "[fold]") {
   constexpr index_t most = std::numeric_limits<index_t>::max();
   const auto gain = [](index_t pinned, index_t mean, index_t prompt, float g = 1) {
     return kvmeld::detail::fold_pins{.gain = g, .mean = mean}.log_gain(pinned, prompt);
   };
-  CHECK(gain(most, 1, most) == Approx(std::log(2.0) * 31));
+  CHECK(gain(most, 1, most) == Approx(std::log(2.0) * 62));
   CHECK(gain(most, most, most) == 0);
   CHECK(gain(most, most - 1, most) >= 0);
   CHECK(gain(most, 0, most) == 0);
   CHECK(gain(0, 1, 1) == 0);
   CHECK(gain(1, 1, most) == 0);
   CHECK(gain(20, 10, 100, 0.4F) == Approx(0.4 * std::log(2.0)));
-  CHECK(gain(20, 10, 1000, 0.4F) == Approx(0.4 * std::log(2.0)));
+  CHECK(gain(20, 10, 125, 0.4F) == Approx(0.5 * std::log(2.0)));
+  CHECK(gain(20, 10, 200, 0.4F) == Approx(0.8 * std::log(2.0)));
+  CHECK(gain(20, 10, 1000, 0.4F) == Approx(0.8 * std::log(2.0)));
+  CHECK(gain(20, 10, 1000, 0) == 0);
   CHECK(gain(20, 10, 50, 0.4F) == Approx(0.2 * std::log(2.0)));
   CHECK(gain(20, 10, 40, 0.4F) == Approx(0.1 * std::log(2.0)));
   CHECK(gain(20, 10, 33, 0.4F) == 0);

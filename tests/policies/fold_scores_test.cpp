@@ -48,9 +48,7 @@ std::vector<float> candidates(const fixtures::state& state, const fold& policy) 
 
 /// Log-mass of pins in a head with so many pinned slots.
 double gain_of(const fold& policy, index_t pinned) {
-  const double mean = policy.mean, p = pinned;
-  return p > mean ? policy.gain * std::clamp(1.5 - 5 * mean / tokens, 0.0, 1.0) * std::log(p / mean)
-                  : 0;
+  return oracle::log_gain(policy.gain, pinned, policy.mean, tokens);
 }
 
 std::vector<float> bytes_of(fixtures::cache<float>& kv) {

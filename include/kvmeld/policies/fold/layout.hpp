@@ -39,16 +39,20 @@ struct fold_pins {
     return most(0, free - most(1, merged));
   }
   /// By scores: the log-mass of pins after a prompt of so many `tokens`, where `pinned` slots of
-  /// the head keep their bytes: γ clamp((0.3 − M / N) / 0.2, 0, 1) max(0, ln(P / M)). All of γ up
-  /// to a tenth of the tokens, half at a fifth, none from three tenths on, where heads of few pins
-  /// retrieve by themselves. At most 22, as no head has more than 2³¹ slots.
+  /// the head keep their bytes: γ c max(0, ln(P / M)). c is 1 where M is a tenth of the tokens, a
+  /// half at a fifth, and none from three tenths on, where heads of few pins retrieve by
+  /// themselves. Below a tenth c = 0.1 N / M, at most 2: fewer heads retrieve. The log-mass is at
+  /// most 43, as no head has more than 2³¹ slots.
   KVMELD_HD float log_gain(index_t pinned, index_t tokens) const {
     if (mean <= 0 || pinned <= mean) {
       return 0;
     }
-    const float slots = static_cast<float>(mean),
-                few = (0.3F - slots / static_cast<float>(tokens)) / 0.2F;
-    return gain * (few < 0 ? 0 : few < 1 ? few : 1) * std::log(static_cast<float>(pinned) / slots);
+    const float slots = static_cast<float>(mean), kept = slots / static_cast<float>(tokens);
+    const float c = kept < 0.05F  ? 2
+                    : kept < 0.1F ? 0.1F / kept
+                    : kept < 0.3F ? (0.3F - kept) / 0.2F
+                                  : 0;
+    return gain * c * std::log(static_cast<float>(pinned) / slots);
   }
   /// A plan of decode: how many slots keep their bytes. `slots`: the most that the head holds
   /// between two plans. `target`: those that it has after this one. At least one slot of the target
