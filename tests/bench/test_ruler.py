@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The prompts that bench/ruler.py and bench/prose.py write, by what a reader of their text would answer."""
+"""The prompts that bench/ruler.py writes, by what a reader of their text would answer."""
 
 import json
 import re
@@ -16,20 +16,20 @@ sys.path.insert(0, str(BENCH))
 import ruler  # noqa: E402
 
 
-def run(script: str, folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, BENCH / script, folder, *map(str, arguments)]
+def run(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, BENCH / "ruler.py", folder, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def written(script: str, folder: Path, *arguments: object) -> dict[str, list[dict]]:
-    done = run(script, folder, "--samples", SAMPLES, *arguments)
+def written(folder: Path, *arguments: object) -> dict[str, list[dict]]:
+    done = run(folder, "--samples", SAMPLES, *arguments)
     assert done.returncode == 0, done.stderr
     return {f.stem: [json.loads(line) for line in f.read_text().splitlines()] for f in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
-    return written("ruler.py", tmp_path_factory.mktemp("ruler"), "--tokens", TOKENS)
+    return written(tmp_path_factory.mktemp("ruler"), "--tokens", TOKENS)
 
 
 def test_each_task_fills_its_tokens(tasks: dict[str, list[dict]]) -> None:
@@ -73,13 +73,13 @@ def test_the_words_asked_for_are_the_most_frequent(tasks: dict[str, list[dict]])
 
 
 def test_a_seed_says_what_is_drawn(tasks: dict[str, list[dict]], tmp_path: Path) -> None:
-    assert written("ruler.py", tmp_path / "same", "--tokens", TOKENS) == tasks
-    other = written("ruler.py", tmp_path / "other", "--tokens", TOKENS, "--seed", 2)
+    assert written(tmp_path / "same", "--tokens", TOKENS) == tasks
+    other = written(tmp_path / "other", "--tokens", TOKENS, "--seed", 2)
     assert all(other[name] != cases for name, cases in tasks.items())
 
 
 def test_what_is_decoded_is_the_rest_of_the_context(tasks: dict[str, list[dict]], tmp_path: Path) -> None:
-    parts = written("ruler.py", tmp_path, "--tokens", TOKENS, "--first", 200)
+    parts = written(tmp_path, "--tokens", TOKENS, "--first", 200)
     for name, cases in tasks.items():
         for whole, part in zip(cases, parts[name], strict=True):
             assert part["context"] + part["question"] == whole["context"] + whole["question"]
@@ -92,19 +92,7 @@ def test_what_is_decoded_is_the_rest_of_the_context(tasks: dict[str, list[dict]]
     [(["--tokens", 20], "at least"), (["--first", 0], "--first of 1 to"), (["--tokens", 10**6], "for which there are")],
 )
 def test_what_cannot_be_filled_is_refused(tmp_path: Path, arguments: list[object], expected: str) -> None:
-    done = run("ruler.py", tmp_path, "--samples", 1, *arguments)
+    done = run(tmp_path, "--samples", 1, *arguments)
     assert done.returncode == 1
     assert re.fullmatch(r"ruler\.py: \w+: expected .*, got .*\n", done.stderr)
     assert expected in done.stderr
-
-
-def test_three_wordings_ask_for_one_fact(tmp_path: Path) -> None:
-    files = written("prose.py", tmp_path)
-    assert set(files) == {"own", "password", "pin"}
-    for cases in zip(*files.values(), strict=True):
-        (context,) = {case["context"] for case in cases}
-        ((name, value),) = re.findall(r" The secret code of (\w+) is (\d{5})\.", context)
-        for case in cases:
-            assert case["answers"] == [value]
-            assert name in case["question"]
-    assert len({case["question"] for cases in files.values() for case in cases}) == 3 * SAMPLES
