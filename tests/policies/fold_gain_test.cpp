@@ -240,6 +240,8 @@ TEST_CASE(
   CHECK(gain(20, 10, 100, 0.4F) == Approx(0.4 * std::log(2.0)));
   CHECK(gain(20, 10, 125, 0.4F) == Approx(0.5 * std::log(2.0)));
   CHECK(gain(20, 10, 200, 0.4F) == Approx(0.8 * std::log(2.0)));
+  CHECK(gain(20, 10, 230, 0.4F) == Approx(0.8 * std::log(2.0)));
+  CHECK(gain(20, 10, 90, 0.4F) == Approx(0.4 * (1.5 - 5 / 9.0) * std::log(2.0)));
   CHECK(gain(20, 10, 1000, 0.4F) == Approx(0.8 * std::log(2.0)));
   CHECK(gain(20, 10, 1000, 0) == 0);
   CHECK(gain(20, 10, 50, 0.4F) == Approx(0.2 * std::log(2.0)));

@@ -54,9 +54,8 @@ struct fold {
   /// By scores: share of a prompt's slots beside the pins that is evicted, not merged, the best by
   /// score: merged they would blur what a question in other words looks up.
   float evicted = 0;
-  /// By scores, γ in [0, 1]: after N tokens the pins of a head with P, but for sinks and the
-  /// latest, have log-mass γ max(0, ln(P / M)) where M, which is `mean`, is a tenth of N; more
-  /// where it is less, none from three tenths on (`log_gain`).
+  /// By scores, γ in [0, 1]: what the log-mass of a prompt's pins grows with, but for sinks and the
+  /// latest, in heads with more pins than `mean` (`fold_pins::log_gain`).
   float gain = 0.4F;
   index_t mean = 0;  ///< slots of a head of the model, on average (`sharing`); 0: no gain
   /// By scores, in [0, 2]: the power of a token's mean leverage over all heads that share slots

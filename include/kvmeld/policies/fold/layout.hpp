@@ -39,10 +39,11 @@ struct fold_pins {
     return most(0, free - most(1, merged));
   }
   /// By scores: the log-mass of pins after a prompt of so many `tokens`, where `pinned` slots of
-  /// the head keep their bytes: γ c max(0, ln(P / M)). c is 1 where M is a tenth of the tokens, a
-  /// half at a fifth, and none from three tenths on, where heads of few pins retrieve by
-  /// themselves. Below a tenth c = 0.1 N / M, at most 2: fewer heads retrieve. The log-mass is at
-  /// most 43, as no head has more than 2³¹ slots.
+  /// the head keep their bytes: γ c max(0, ln(P / M)), P being `pinned`, M `mean`, N `tokens` and
+  ///     c = min(2, 0.1 N / M)               where M is below a tenth of N: few heads retrieve
+  ///     c = max(0, (0.3 − M / N) / 0.2)     elsewhere
+  /// With three tenths of the tokens heads of few pins retrieve by themselves. At most 43, as no
+  /// head has more than 2³¹ slots.
   KVMELD_HD float log_gain(index_t pinned, index_t tokens) const {
     if (mean <= 0 || pinned <= mean) {
       return 0;
