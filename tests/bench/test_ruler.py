@@ -89,7 +89,7 @@ def test_what_is_decoded_is_the_rest_of_the_context(tasks: dict[str, list[dict]]
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [(["--tokens", 20], "at least"), (["--first", 0], "--first of 1 to"), (["--tokens", 10**6], "for which there are")],
+    [(["--tokens", 20], "at least"), (["--first", 0], "--first of 1 to"), (["--tokens", 10**5], "for which there are")],
 )
 def test_what_cannot_be_filled_is_refused(tmp_path: Path, arguments: list[object], expected: str) -> None:
     done = run(tmp_path, "--samples", 1, *arguments)
