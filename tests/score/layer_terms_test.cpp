@@ -192,7 +192,7 @@ TEST_CASE("reference queries under caps and sinks attend as the oracle's", "[ora
           using namespace kvmeld;
           const auto ours = dense::attend(dense::queries(q.view(), group, dim), dense::keys(head),
                                           dense::values(head), dense::log_mass(head),
-                                          dense::logit_rule(head, count));
+                                          score::logit_terms(head));
           const oracle::tensor rows = q.tensor();
           oracle::vec mass(at(length));
           for (index_t i = 0; i < count; ++i) {

@@ -29,7 +29,7 @@ inline float log_ratio(float mass, float alone) {
 template <dense::stored Keys>
 dense::vector fit_log_mass(const Keys& keys, const dense::stored auto& mass,
                            const dense::stored auto& queries, const dense::stored auto& log_sum_exp,
-                           const dense::logit_rule& rule) {
+                           const score::logit_terms& terms) {
   dense::vector_of<dense::scalar_of<Keys>> alone(keys.rows());
   alone.setZero();
   constexpr Eigen::Index block = 64;
@@ -37,22 +37,21 @@ dense::vector fit_log_mass(const Keys& keys, const dense::stored auto& mass,
   for (Eigen::Index begin = 0; begin < queries.rows(); begin += block) {
     const Eigen::Index rows = std::min(block, queries.rows() - begin);
     e.resize(rows, keys.rows());
-    dense::set_product_transposed(rule.scale, queries.middleRows(begin, rows), keys, e);
-    rule.cap(e);
+    dense::set_product_transposed(terms.scale(), queries.middleRows(begin, rows), keys, e);
+    terms.cap_logits(e.array());
     e.colwise() -= log_sum_exp.segment(begin, rows);
     alone += e.array().exp().matrix().colwise().sum().transpose();
   }
   return mass.binaryExpr(alone, &log_ratio);
 }
 
-/// Makes logits `p [queries, slots]` of the queries from `first` on probabilities. Their
-/// log-sum-exp
-/// `[queries]` comes back.
+/// Makes logits `p [rows, slots]` of the queries from `first` on, of `queries`, probabilities.
+/// Returns their log-sum-exp `[rows]`.
 template <dense::stored P>
-auto softmax_rows(const dense::logit_rule& rule, Eigen::Index first, P& p) {
+auto softmax_rows(const score::logit_terms& terms, Eigen::Index first, Eigen::Index queries, P& p) {
   dense::vector_of<dense::scalar_of<P>> log_sum_exp(p.rows());
   for (Eigen::Index r = 0; r < p.rows(); ++r) {
-    score::softmax<> all = rule.sink(first + r);
+    score::softmax<> all = terms.sink_of_row(first + r, queries);
     all.take(p.row(r).array());
     p.row(r) /= all.sum;
     log_sum_exp[r] = all.log_sum_exp();
@@ -63,10 +62,10 @@ auto softmax_rows(const dense::logit_rule& rule, Eigen::Index first, P& p) {
 /// Softmax attention `[queries, slots]` over slots with log-mass.
 template <dense::stored Queries>
 auto probabilities(const Queries& queries, const dense::stored auto& keys,
-                   const dense::stored auto& log_mass, const dense::logit_rule& rule) {
+                   const dense::stored auto& log_mass, const score::logit_terms& terms) {
   dense::matrix_of<dense::scalar_of<Queries>> p(queries.rows(), keys.rows());
-  dense::set_logits(rule, queries, keys, log_mass, p);
-  softmax_rows(rule, 0, p);
+  dense::set_logits(terms, queries, keys, log_mass, p);
+  softmax_rows(terms, 0, queries.rows(), p);
   return p;
 }
 
@@ -118,7 +117,7 @@ struct fitted_slots {
 struct attention_loss {
   const dense::matrix& queries;  ///< [queries, dim]
   const dense::attention& wanted;
-  dense::logit_rule rule = 1.0F;
+  score::logit_terms terms = 1.0F;
   float mass_weight = 0.03F;
 
   /// The loss; `gradient` is overwritten. Three products like attention's own, block by block.
@@ -139,13 +138,13 @@ struct attention_loss {
       const Eigen::Index rows = std::min(block, all.rows() - begin);
       const auto q = all.middleRows(begin, rows), output = outputs.middleRows(begin, rows);
       p.resize(rows, x.key.rows());
-      dense::set_product_transposed(rule.scale, q, x.key, p);
-      if (rule.soft_cap > 0) {
-        rule.cap(p);
-        slope = 1 - (p.array() / rule.soft_cap).square();
+      dense::set_product_transposed(terms.scale(), q, x.key, p);
+      if (terms.caps()) {
+        terms.cap_logits(p.array());
+        slope = 1 - (p.array() / terms.soft_cap()).square();
       }
       p.rowwise() += x.log_mass.transpose();
-      const vector excess = softmax_rows(rule, begin, p) - masses.segment(begin, rows);
+      const vector excess = softmax_rows(terms, begin, all.rows(), p) - masses.segment(begin, rows);
       off = -output;
       dense::add_product(1, p, x.value, off);
       const vector weight = output.rowwise().squaredNorm().array().max(1e-20F).inverse() / count;
@@ -160,10 +159,10 @@ struct attention_loss {
       d.colwise() += 2 * mass_weight / count * excess - mean;
       d.array() *= p.array();  // ∂loss/∂logit
       gradient.log_mass += d.colwise().sum().transpose();
-      if (rule.soft_cap > 0) {
+      if (terms.caps()) {
         d.array() *= slope.array();  // ∂loss/∂(scale · q·k)
       }
-      dense::add_transposed_product(rule.scale, d, q, gradient.key);
+      dense::add_transposed_product(terms.scale(), d, q, gradient.key);
     }
     return loss;
   }

@@ -60,8 +60,8 @@ struct attention_matching {
     // Types that depend on the head's: what is made of them is compiled where it is used.
     const auto queries = dense::queries(reference, head.group(), head.dim());
     const auto keys = dense::keys(head), values = dense::values(head);
-    const dense::logit_rule rule(head, reference.count);
-    const auto full = mass_of<double>(queries, keys, dense::log_mass(head), rule);
+    const score::logit_terms terms(head);
+    const auto full = mass_of<double>(queries, keys, dense::log_mass(head), terms);
     slots kept, others;
     const auto is_protected = search::protect(head, sinks, recent);
     for (index_t s = 0; s < head.length(); ++s) {
@@ -82,8 +82,8 @@ struct attention_matching {
     const dense::vector beta =
         x.unaryExpr([&](double mass) { return log_mass(mass); }).template cast<float>();
     const auto key = keys(kept, Eigen::all).eval(), value = values(kept, Eigen::all).eval();
-    auto missing = dense::attend(queries, keys, values, dense::log_mass(head), rule).output;
-    const auto p = merge::probabilities(queries, key, beta, rule);
+    auto missing = dense::attend(queries, keys, values, dense::log_mass(head), terms).output;
+    const auto p = merge::probabilities(queries, key, beta, terms);
     dense::add_product(-1, p, value, missing);
     const auto delta = merge::ridge_values(p, missing, ridge);
     out.reset(head.length());
@@ -117,18 +117,19 @@ struct attention_matching {
   template <class Real>
   static full_mass<Real> mass_of(const dense::stored auto& queries, const dense::stored auto& keys,
                                  const dense::stored auto& log_mass,
-                                 const dense::logit_rule& rule) {
+                                 const score::logit_terms& terms) {
     full_mass<Real> of{dense::matrix_of<Real>(queries.rows(), keys.rows()),
                        vector<Real>(queries.rows()), vector<Real>::Zero(keys.rows())};
     auto& [mass, total, squares] = of;
     const dense::matrix_of<Real> q = queries.template cast<Real>(), k = keys.template cast<Real>();
-    dense::set_product_transposed(Real{rule.scale}, q, k, mass);
-    rule.cap(mass);
+    dense::set_product_transposed(Real{terms.scale()}, q, k, mass);
+    terms.cap_logits(mass.array());
     const Eigen::Matrix<Real, 1, Eigen::Dynamic> beta = log_mass.transpose().template cast<Real>();
     auto e = beta;
     for (Eigen::Index i = 0; i < mass.rows(); ++i) {
       e = mass.row(i) + beta;
-      const Real top = e.maxCoeff(), sink = std::exp(Real{rule.sink(i).max} - top);
+      const Real top = e.maxCoeff(),
+                 sink = std::exp(Real{terms.sink_of_row(i, q.rows()).max} - top);
       e = (e.array() - top).exp();
       total[i] = e.sum();
       squares += (e / (total[i] + sink)).cwiseAbs2().transpose();

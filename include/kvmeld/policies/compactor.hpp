@@ -83,11 +83,7 @@ struct compactor {
       const auto q = all(own, Eigen::all).eval(), k = keys(slots, Eigen::all).eval();
       const dense::matrix nothing(k.rows(), 0);
       const auto beta = log_mass(slots).eval();
-      dense::logit_rule rule(head, reach.count);
-      if (rule.sinks.size() > 0) {
-        rule.sinks = rule.sinks(own).eval();
-      }
-      const auto a = dense::attend(q, k, nothing, beta, rule);
+      const auto a = dense::attend(q, k, nothing, beta, score::logit_terms(head));
       for (std::size_t j = 0; j < slots.size(); ++j) {
         received[as_size(slots[j])] = a.mass[static_cast<Eigen::Index>(j)];
       }

@@ -121,15 +121,10 @@ struct r_kv {
         score::qk_tile(query, head.group(), keys, logits.data(), detail::max_tile_slots);
         for (index_t g = 0; g < head.group(); ++g) {
           float* const logit = &logits(g, 0);
+          terms.replace_products(head, g, at, first, count, logit);
           for (index_t s = 0; s < count; ++s) {
-            logit[s] = terms.cap(head.scale() * logit[s]) + head.log_mass(first + s);
-          }
-          if (terms.by_place()) {
-            terms.place(head, g, at, first, count, logit);
-          }
-          for (index_t s = 0; s < count; ++s) {
-            const bool seen = competes(first + s) && head.position(first + s) <= at;
-            mass[first + s] = seen ? std::max(mass[first + s], logit[s]) : lowest_score;
+            mass[first + s] =
+                competes(first + s) ? std::max(mass[first + s], logit[s]) : lowest_score;
           }
         }
       });

@@ -62,50 +62,17 @@ matrix queries(const query_view<T>& q, index_t group, index_t dim) {
   return m;
 }
 
-/// What attention computes of a product of reference queries `[queries, dim]`: `scale · q·k`,
-/// capped, and sinks in the softmax. ALiBi's place is a query's own: policies that fit are refused
-/// with it.
-struct logit_rule {
-  float scale = 1, soft_cap = 0;
-  vector sinks = {};  ///< [queries] or none
-
-  /// A model without other terms.
-  logit_rule(float scale_only) : scale(scale_only) {}
-  /// `count` queries of each of the head's query heads, one head after another.
-  logit_rule(const head_ref& head, Eigen::Index count)
-      : scale(head.scale()), soft_cap(head.spec().soft_cap) {
-    if (const float* const of_group = head.of_group(head.spec().sink_logits)) {
-      sinks.resize(head.group() * count);
-      for (index_t g = 0; g < head.group(); ++g) {
-        std::fill_n(sinks.data() + g * count, count, of_group[g]);
-      }
-    }
-  }
-
-  /// Of logits `scale · q·k`, in place.
-  template <class Logits>
-  void cap(Logits&& logits) const {
-    if (soft_cap > 0) {
-      logits.array() = (logits.array() / soft_cap).tanh() * soft_cap;
-    }
-  }
-  /// What the softmax of query `r` begins with.
-  score::softmax<> sink(Eigen::Index r) const {
-    return sinks.size() > 0 ? score::softmax<>{sinks[r], 1} : score::softmax<>{};
-  }
-};
-
 /// `out [queries, slots]`: the logits with log-mass.
 template <class Out>
-void set_logits(const logit_rule& rule, const rowwise auto& queries, const rowwise auto& keys,
-                const auto& log_mass, Out&& out) {
-  if (rule.soft_cap > 0) {
-    set_product_transposed(rule.scale, queries, keys, out);
-    rule.cap(out);
+void set_logits(const score::logit_terms& terms, const rowwise auto& queries,
+                const rowwise auto& keys, const auto& log_mass, Out&& out) {
+  if (terms.caps()) {
+    set_product_transposed(terms.scale(), queries, keys, out);
+    terms.cap_logits(out.array());
     out.rowwise() += log_mass.transpose();
   } else {
     out.rowwise() = log_mass.transpose();
-    add_product_transposed(rule.scale, queries, keys, out);
+    add_product_transposed(terms.scale(), queries, keys, out);
   }
 }
 
@@ -117,10 +84,12 @@ struct attention {
   vector mass;         ///< [slots] probabilities summed over the queries
 };
 
-/// Of `queries [queries, dim]` over `keys`, `values [slots, dim]` and `log_mass [slots]`.
+/// Of `queries [group · n, dim]`, one query head's after another's, over `keys`, `values [slots,
+/// dim]` and `log_mass [slots]`. ALiBi's place is a query's own: policies that fit are refused with
+/// it.
 template <rowwise Queries>
 attention attend(const Queries& queries, const rowwise auto& keys, const rowwise auto& values,
-                 const stored auto& log_mass, const logit_rule& rule) {
+                 const stored auto& log_mass, const score::logit_terms& terms) {
   using rows_by_slots = matrix_of<scalar_of<Queries>>;
   attention of{vector(queries.rows()), matrix(queries.rows(), values.cols()),
                vector::Zero(keys.rows())};
@@ -144,7 +113,7 @@ attention attend(const Queries& queries, const rowwise auto& keys, const rowwise
       }
     };
     each_tile([&](Eigen::Index t, Eigen::Index first, Eigen::Index width, auto part) {
-      set_logits(rule, queries.middleRows(begin, rows), keys.middleRows(first, width),
+      set_logits(terms, queries.middleRows(begin, rows), keys.middleRows(first, width),
                  log_mass.segment(first, width), part);
       for (Eigen::Index r = 0; r < rows; ++r) {
         auto logit = part.row(r);
@@ -153,7 +122,7 @@ attention attend(const Queries& queries, const rowwise auto& keys, const rowwise
       }
     });
     for (Eigen::Index r = 0; r < rows; ++r) {  // of exp to probabilities: what a tile's are times
-      score::softmax<> all = rule.sink(begin + r);
+      score::softmax<> all = terms.sink_of_row(begin + r, queries.rows());
       for (Eigen::Index t = 0; t < tiles; ++t) {
         all.merge(part_of(r, t));
       }

@@ -36,7 +36,6 @@ void multiply_keys(const kv_head auto& head, const Q& q, index_t at_once, float*
 template <kv_head Head, class Query>
 class query_blocks {
  public:
-  static constexpr float lowest = -std::numeric_limits<float>::infinity();
   using row_map = Eigen::Map<Eigen::ArrayXf>;
 
   query_blocks(const Head& head, const query_view<Query>& queries)
@@ -92,19 +91,7 @@ class query_blocks {
   /// Makes the products of row `r` the logits of a query at `position`, −∞ of slots that it does
   /// not see. `[slots, padded]`.
   row_map logits(index_t r, index_t slots, index_t position) {
-    float* const logit = &logits_(r, 0);
-    if (terms_.caps()) {
-      std::fill(logit + slots, logit + padded(slots), 0.0F);
-      terms_.cap_products(row_of(r, slots).array());
-    }
-    for (index_t s = 0; s < slots; ++s) {
-      const float l = head_.scale() * logit[s] + head_.log_mass(s);
-      logit[s] = head_.position(s) <= position ? l : lowest;
-    }
-    if (terms_.by_place()) {
-      terms_.place(head_, r % head_.group(), position, 0, slots, logit);
-    }
-    std::fill(logit + slots, logit + padded(slots), lowest);
+    terms_.replace_products(head_, r % head_.group(), position, 0, slots, &logits_(r, 0));
     return row_of(r, slots);
   }
   /// ... and their exp below the largest of these and of the logits in `all`.

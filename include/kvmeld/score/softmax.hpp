@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-/// Softmax of logits that come in parts, and what a model's logits are beside `scale · q·k +
-/// log-mass`: a soft cap, ALiBi, a window, a sink.
+/// Softmax of logits that are given in parts, and a model's logits: `scale · q·k + log-mass` with a
+/// soft cap, ALiBi, a window and a sink.
 #pragma once
 
 #include <Eigen/Core>
-#include <algorithm>  // std::max
+#include <algorithm>  // std::fill, std::max
 #include <cmath>      // std::exp
 #include <limits>     // std::numeric_limits
 
@@ -14,15 +14,21 @@
 namespace kvmeld::inline v0 {
 namespace score {
 
-/// The largest of the logits that came, and the sum of their exp below it (online softmax; Milakov
-/// and Gimelshein 2018). Nothing, or logits of −∞ alone: the largest is −∞, the sum 0.
+/// A number of floats that vectors of any machine divide, and the least one from `count` on.
+inline constexpr index_t whole_vectors = 16;
+inline index_t padded(index_t count) {
+  return (count + whole_vectors - 1) / whole_vectors * whole_vectors;
+}
+
+/// The largest `max` of the logits seen so far, and the sum of `exp(logit − max)` (online softmax;
+/// Milakov and Gimelshein 2018). No logit, or logits of −∞ alone: the largest is −∞, the sum 0.
 template <class Scalar = float>
 struct softmax {
   static constexpr Scalar nothing = -std::numeric_limits<Scalar>::infinity();
   Scalar max = nothing, sum = 0;
 
-  /// Takes a row of logits in, which becomes its exp below the largest so far. Returned: what was
-  /// below the largest before, times this is below the one now.
+  /// Adds a row of logits and replaces each by `exp(logit − max)` of the new `max`. Returns the
+  /// factor that makes earlier results, relative to the old `max`, relative to the new one.
   template <class Row>
   Scalar take(Row&& logits) {
     const Scalar largest = std::max(logits.maxCoeff(), max);
@@ -36,7 +42,7 @@ struct softmax {
     max = largest;
     return rescale;
   }
-  /// Takes one logit in.
+  /// Adds one logit.
   void add(Scalar logit) {
     if (logit == nothing) {
       return;
@@ -48,28 +54,37 @@ struct softmax {
       max = logit;
     }
   }
-  /// Takes in what another has seen. Either order gives the same bits: what is below is multiplied.
+  /// Adds the logits of another. Either order gives the same bits: the lower one is multiplied.
   void merge(const softmax& other) {
     const softmax low = max < other.max ? *this : other, top = max < other.max ? other : *this;
     sum = top.max == nothing ? 0 : detail::multiply_add(low.sum, low.below(top.max), top.sum);
     max = top.max;
   }
 
-  /// What is below the largest here, times this is below `largest`, which is no less.
+  /// `exp(max − largest)`, for a `largest` that is no less than `max`.
   Scalar below(Scalar largest) const { return std::exp(max - largest); }
   Scalar log_sum_exp() const { return max == nothing ? nothing : max + std::log(sum); }
 };
 
-/// Of the query heads `g` of one KV head. A model without these terms leaves every number as it is.
-/// What few models have is out of line: attention's sweep takes in what all of them run.
+/// The logits of a layer (`attention_spec`) for the query heads `g` of one KV head, from products
+/// q·k: the one place that knows their form. A model without cap, sinks, slopes or window leaves
+/// every number as it is. What few models have is out of line: attention's sweep inlines what all
+/// of them run.
 class logit_terms {
  public:
+  /// `scale · q·k + log-mass` alone.
+  logit_terms(float scale) : scale_(scale) {}
   explicit logit_terms(const head_ref& head)
       : scale_(head.scale()),
         soft_cap_(head.spec().soft_cap),
         sinks_(head.of_group(head.spec().sink_logits)),
         slopes_(head.of_group(head.spec().alibi_slopes)),
-        window_(head.spec().window) {}
+        window_(head.spec().window),
+        group_(head.group()) {}
+
+  float scale() const { return scale_; }
+  /// 0: none.
+  float soft_cap() const { return soft_cap_; }
 
   bool caps() const { return soft_cap_ > 0; }
   /// Does a slot's place say anything of its logit?
@@ -77,6 +92,13 @@ class logit_terms {
 
   /// `cap · tanh(logit / cap)` (Gemma 2; Bello et al. 2016, arXiv 1611.09940).
   float cap(float logit) const { return caps() ? soft_cap_ * std::tanh(logit / soft_cap_) : logit; }
+  /// The same of an array of logits `scale · q·k`, in place.
+  template <class Logits>
+  void cap_logits(Logits&& logits) const {
+    if (caps()) {
+      logits = (logits / soft_cap_).tanh() * soft_cap_;
+    }
+  }
   /// The same of products, in place: `scale` times the new one is the capped logit. Whole vectors,
   /// so that no number's bits depend on where it stands.
   template <class Products>
@@ -97,6 +119,24 @@ class logit_terms {
       }
     }
   }
+  /// Replaces the products of query head `g` at `position` with the `count` slots from `first` on
+  /// by their logits, −∞ for slots of later positions. `row [padded(count)]` ends in −∞.
+  void replace_products(const head_ref& head, index_t g, index_t position, index_t first,
+                        index_t count, float* row) const {
+    const index_t whole = padded(count);
+    if (caps()) {
+      std::fill(row + count, row + whole, 0.0F);
+      cap_products(Eigen::Map<Eigen::ArrayXf>(row, whole));
+    }
+    for (index_t i = 0; i < count; ++i) {
+      const float logit = scale_ * row[i] + head.log_mass(first + i);
+      row[i] = head.position(first + i) <= position ? logit : softmax<>::nothing;
+    }
+    if (by_place()) {
+      place(head, g, position, first, count, row);
+    }
+    std::fill(row + count, row + whole, softmax<>::nothing);
+  }
   /// What a softmax begins with: the mass that no slot has (gpt-oss), or nothing.
   softmax<> sink(index_t g) const {
     softmax<> all;
@@ -105,11 +145,15 @@ class logit_terms {
     }
     return all;
   }
+  /// The same for row `r` of `rows` queries, as many for each query head in turn.
+  softmax<> sink_of_row(Eigen::Index r, Eigen::Index rows) const {
+    return sinks_ != nullptr ? sink(static_cast<index_t>(r * group_ / rows)) : softmax<>();
+  }
 
  private:
-  float scale_, soft_cap_;
-  const float *sinks_, *slopes_;  // [group], or null
-  index_t window_;
+  float scale_, soft_cap_ = 0;
+  const float *sinks_ = nullptr, *slopes_ = nullptr;  // [group]
+  index_t window_ = 0, group_ = 1;
 };
 
 }  // namespace score

@@ -14,12 +14,6 @@
 
 namespace kvmeld::inline v0 {
 namespace score {
-/// A number of floats that vectors of any machine divide, and the least one from `count` on.
-inline constexpr index_t whole_vectors = 16;
-inline index_t padded(index_t count) {
-  return (count + whole_vectors - 1) / whole_vectors * whole_vectors;
-}
-
 inline namespace KVMELD_INSTRUCTIONS {
 
 using detail::bytes_apart;

@@ -139,7 +139,6 @@ struct fold_decode {
     auto logits = scratch.rows(some_queries, width);
     float* const buffer = scratch.rows(tile_slots, head.dim()).data();
     const score::logit_terms terms(head);
-    const Eigen::Index each = std::max<Eigen::Index>(queries.rows() / head.group(), 1);
     sum.setZero();
     for (Eigen::Index first = 0; first < queries.rows(); first += some_queries) {
       const Eigen::Index rows = std::min<Eigen::Index>(some_queries, queries.rows() - first);
@@ -147,15 +146,9 @@ struct fold_decode {
                            logits.topLeftCorner(rows, n));
       for (Eigen::Index r = 0; r < rows; ++r) {
         auto logit = logits.row(r).array();
-        if (terms.caps()) {
-          logit.tail(width - n).setZero();
-          terms.cap_products(logit);
-        }
-        for (index_t s = 0; s < n; ++s) {
-          logit[s] = of_number(head.scale() * logit[s] + head.log_mass(s));
-        }
-        logit.tail(width - n).setConstant(-infinity);
-        score::softmax<> all = terms.sink(static_cast<index_t>((first + r) / each));
+        terms.replace_products(head, 0, head.next_position(), 0, n, logit.data());
+        logit = logit.unaryExpr(&of_number);
+        score::softmax<> all = terms.sink_of_row(first + r, queries.rows());
         all.take(logit);
         if (all.sum > 0) {
           sum += logits.row(r).head(n).transpose() / all.sum;
@@ -232,10 +225,8 @@ struct fold_decode {
       float alone = 1;
       if (on.queries.rows() > 0) {
         logit.noalias() = on.queries * key;
-        logit *= head.scale();
-        for (Eigen::Index i = 0; terms.caps() && i < logit.size(); ++i) {
-          logit[i] = terms.cap(logit[i]);
-        }
+        logit *= terms.scale();
+        terms.cap_logits(logit.array());
         logit = (logit - on.log_sum_exp).array().exp();
         alone = std::isnan(logit.sum()) ? true_mass : logit.sum();
       }

@@ -74,8 +74,8 @@ struct fold_prompt {
     const index_t n = head.length();
     // Types that depend on the head's: what is made of them is compiled where it is used.
     const auto keys = dense::keys(head), values = dense::values(head);
-    const dense::logit_rule rule(head, queries.rows() / head.group());
-    const auto full = dense::attend(queries, keys, values, dense::log_mass(head), rule);
+    const score::logit_terms terms(head);
+    const auto full = dense::attend(queries, keys, values, dense::log_mass(head), terms);
     const auto count = static_cast<float>(queries.rows());
     const auto m = (full.mass.array() / count + 1e-6F).matrix().eval();
     const std::vector<char> marks = work.marks;
@@ -119,7 +119,7 @@ struct fold_prompt {
       }
       row_mass[r] = mass[as_size(i)];
     }
-    auto beta = merge::fit_log_mass(key, row_mass, queries, full.log_sum_exp, rule);
+    auto beta = merge::fit_log_mass(key, row_mass, queries, full.log_sum_exp, terms);
     for (Eigen::Index r = 0; r < target; ++r) {
       if (cluster_of[as_size(r)] < 0) {
         beta[r] = log_mass_of_pin(work.order[r]);
@@ -132,7 +132,7 @@ struct fold_prompt {
     }
     merge::fitted_slots fitted{key, value, beta};
     if (ridge > 0) {
-      const auto p = merge::probabilities(queries, key, beta, rule);
+      const auto p = merge::probabilities(queries, key, beta, terms);
       auto missing = full.output;
       dense::add_product(-1, p, value, missing);
       std::vector<Eigen::Index> merged;  // rows
@@ -145,7 +145,7 @@ struct fold_prompt {
           merge::ridge_values(p(Eigen::all, merged).eval(), missing, ridge);
     }
     if (refine > 0) {
-      merge::refine({queries, full, rule}, fixed, refine, rate, fitted);
+      merge::refine({queries, full, terms}, fixed, refine, rate, fitted);
     }
 
     out.reset(n);

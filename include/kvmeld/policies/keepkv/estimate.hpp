@@ -84,13 +84,13 @@ void each_log_score(const kv_head auto& head, const query_view<float>& q, Take t
       std::copy_n(q.at(g, i), head.dim(), &queries(Eigen::Index{i} * group + g, 0));
     }
   }
-  const dense::logit_rule rule(head, q.count);
+  const score::logit_terms terms(head);
   static_assert(max_tile_slots <= dense::array_size);
   dense::matrix logit = dense::matrix::Zero(queries.rows(), dense::array_size);
   each_tile_of_keys(head, [&](index_t first, const tile& keys) {
     const auto count = static_cast<index_t>(keys.rows());
-    dense::set_product_transposed(rule.scale, queries, keys, logit.leftCols(count));
-    rule.cap(logit.leftCols(count));
+    dense::set_product_transposed(terms.scale(), queries, keys, logit.leftCols(count));
+    terms.cap_logits(logit.leftCols(count).array());
     for (index_t i = 0; i < q.count; ++i) {
       const auto of = [&](index_t g) {
         return Eigen::Map<const Array>(&logit(Eigen::Index{i} * group + g, 0));
