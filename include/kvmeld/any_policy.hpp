@@ -82,6 +82,9 @@ class basic_any_policy {
   group_combine combine() const {
     return visit([](const auto& p) { return traits::combine(p); });
   }
+  bool shares() const {
+    return visit([](const auto& p) { return traits::shares(p); });
+  }
   bool evicts() const {
     return visit([](const auto& p) { return traits::evicts(p); });
   }

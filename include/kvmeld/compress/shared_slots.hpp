@@ -49,8 +49,7 @@ struct shared_slots {
 /// evict by its score alone (`unsupported`); fewer slots than it can share.
 template <class P>
 P for_shared(P p, index_t slots, index_t slack = 0, bool alike = false) {
-  constexpr bool scores = !requires { requires !P::scores_prompts; };
-  expects(errc::unsupported, scores && !traits::slot_stats(p).empty(), p.name(),
+  expects(errc::unsupported, traits::shares(p), p.name(),
           ": expected a policy with a score per slot for shared budgets, got one without");
   if constexpr (requires { p.visit([](auto&) {}); }) {
     p.visit([&](auto& one) { one = for_shared(one, slots, slack, alike); });
@@ -199,8 +198,11 @@ std::vector<index_t> divide_by_scores(const P& p, std::size_t heads, const auto&
     weights = score_weights(p, heads, head, state);
   }
   std::vector<std::vector<float>> scores(heads);
+  std::vector<float> of_slots(as_size(longest));
   for (std::size_t i = 0; i < heads; ++i) {
-    add_shared_scores(head(i), state(i).column(shared.column), shared, scores[i], weights[i]);
+    const auto own = std::span(of_slots).first(as_size(head(i).length()));
+    traits::shared_scores(p, head(i), state(i), own);
+    add_shared_scores(head(i), own, shared, scores[i], weights[i]);
   }
   return alike > 1 ? divide_by_layer(std::move(scores), alike, shared, slots, longest)
                    : divide_slots(scores, shared, slots, longest);

@@ -30,7 +30,6 @@ struct cam {
     f("sinks", p.sinks), f("merge", p.merge), f("seed", p.seed);
   }
   static constexpr std::array<slot_stat, 1> slot_stats() { return {}; }
-  static constexpr bool scores_prompts = false;
   index_t min_budget() const { return sinks + 1; }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
   static constexpr kvmeld::prompt_use prompt_use() { return {.observes = true, .latest = 1}; }

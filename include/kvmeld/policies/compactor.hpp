@@ -46,6 +46,13 @@ struct compactor {
     expects(std::isfinite(blend), "compactor: expected a finite blend, got ", blend);
   }
 
+  static constexpr bool shares = true;
+  void shared_scores(const kv_head auto& head, const head_state& state,
+                     std::span<float> out) const {
+    score::write_shares(state.column(0), group_combine::sum, head.group(),
+                        std::min(chunk, head.length()), out);
+  }
+
   void observe(const kv_head auto&, head_state& state, const observation&) const {
     state.memory()[0] = 0;
   }

@@ -65,6 +65,13 @@ struct d2o {
     expects(beta >= 0 && beta <= 1, "d2o: expected a beta in [0, 1], got ", beta);
   }
 
+  static constexpr bool shares = true;
+  void shared_scores(const kv_head auto& head, const head_state& state,
+                     std::span<float> out) const {
+    score::write_shares(state.column(score), combine, head.group(),
+                        static_cast<double>(state.observed()), out);
+  }
+
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
     score::accumulate(state.column(score), observed.attention);
   }

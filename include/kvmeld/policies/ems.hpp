@@ -76,6 +76,16 @@ struct ems {
     expects(!merge_unrotated || !with_position,
             "ems: expected with_position=0 with merge_unrotated=1, got 1");
   }
+  static constexpr bool shares = true;
+  void shared_scores(const kv_head auto& head, const head_state& state,
+                     std::span<float> out) const {
+    const detail::ems_table<const head_state> tokens(state, head.group());
+    for (index_t s = 0; s < head.length(); ++s) {
+      out[as_size(s)] = 0;
+      tokens.each(s, [&](index_t t) { out[as_size(s)] += tokens.at(tokens.all, t); });
+    }
+    score::write_shares(out, combine, head.group(), static_cast<double>(state.observed()), out);
+  }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     const detail::ems_table tokens(state, head.group());

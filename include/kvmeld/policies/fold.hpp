@@ -129,6 +129,10 @@ struct fold {
         std::max(index_t{2}, slots - sinks - shared.prompt_recent - shared.pinned().scored(slots));
     return shared;
   }
+  static constexpr bool shares = true;
+  void shared_scores(const kv_head auto&, const head_state& state, std::span<float> out) const {
+    std::ranges::copy(state.column(prompt_score), out.begin());
+  }
   index_t slots_beside_pins() const { return sinks + prompt_recent + clusters; }
   /// How many slots are pinned.
   detail::fold_pins pinned() const {

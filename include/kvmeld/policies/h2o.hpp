@@ -26,6 +26,13 @@ struct h2o {
     search::expect_count(name(), "sinks", sinks, 0);
   }
 
+  static constexpr bool shares = true;
+  void shared_scores(const kv_head auto& head, const head_state& state,
+                     std::span<float> out) const {
+    score::write_shares(state.column(0), combine, head.group(),
+                        static_cast<double>(state.observed()), out);
+  }
+
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
     score::accumulate(state.column(0), observed.attention);
   }

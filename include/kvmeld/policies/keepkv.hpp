@@ -8,6 +8,7 @@
 #include "kvmeld/policies/keepkv/estimate.hpp"
 #include "kvmeld/policies/keepkv/lowest.hpp"
 #include "kvmeld/policies/policy.hpp"
+#include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/search/leaders.hpp"
 
 namespace kvmeld::inline v0 {
@@ -38,6 +39,7 @@ struct keepkv {
   bool merge_first = true;  ///< a prompt that comes with its queries, in paper mode
   float epsilon = 1e-6F;    ///< code: added to the mean of s
   float distance_weight = 1;  ///< code: of the window's latest query in selection; the authors: 1.2
+  bool measures_shares = false;  ///< do heads share slots, by what a prompt attends to? (`sharing`)
 
   static constexpr std::string_view name() { return "keepkv"; }
   attention_support supports() const {
@@ -51,11 +53,25 @@ struct keepkv {
   }
   enum column_name : index_t { log_score, weight_sum };  // S and W (paper); code: the window's rows
   std::vector<slot_stat> slot_stats() const {
-    if (variant == mode::paper) {
-      return {{slot_reduce::anchor}, {slot_reduce::anchor}};
+    const bool paper = variant == mode::paper;
+    const float initial = paper ? 0 : detail::logit_window::not_seen;
+    std::vector<slot_stat> all(as_size(estimates()), {slot_reduce::anchor, initial});
+    if (measures_shares) {
+      all.push_back({slot_reduce::sum});
     }
-    return std::vector<slot_stat>(as_size(window),
-                                  {slot_reduce::anchor, detail::logit_window::not_seen});
+    return all;
+  }
+  /// This policy where heads share slots: S knows no other head's sum, so attention is measured
+  /// too.
+  keepkv sharing(index_t, index_t = 0) const {
+    keepkv shared = *this;
+    shared.measures_shares = true;
+    return shared;
+  }
+  /// Of the queries that count.
+  static constexpr bool shares = true;
+  void shared_scores(const kv_head auto&, const head_state& state, std::span<float> out) const {
+    std::ranges::copy(state.column(estimates()), out.begin());
   }
   std::size_t memory(index_t, index_t, index_t) const { return variant == mode::paper ? 0 : 1; }
   index_t min_budget() const { return search::least_target(sinks + 1, recent, sinks); }
@@ -79,21 +95,24 @@ struct keepkv {
   }
 
  private:
+  /// Columns of S, and what it is made of.
+  index_t estimates() const { return variant == mode::paper ? 2 : window; }
   /// A prompt's estimate is that of its own last queries: what was before does not count on.
   void forget(head_state& state) const {
     if (variant == mode::paper) {
       std::ranges::fill(state.column(weight_sum), 0.0F);  // a slot that no query sees keeps its S
     } else {
-      detail::logit_window::clear(state);
+      rows().clear(state);
     }
   }
+  detail::logit_window rows() const { return {window}; }
   /// What takes in one more query.
   detail::estimates taken(head_state& state) const {
     if (variant == mode::paper) {
       return {
           .score = state.column(log_score), .weight = state.column(weight_sum), .average = {decay}};
     }
-    return {.score = detail::logit_window::next(state), .weight = {}};
+    return {.score = rows().next(state), .weight = {}};
   }
 
  public:
@@ -116,6 +135,11 @@ struct keepkv {
     detail::each_log_score(head, counted, [&](index_t i, index_t first, const auto&... scores) {
       of[as_size(i)](first, scores...);
     });
+    if (measures_shares) {
+      const auto share = state.column(estimates());
+      column_scores(head, counted, {}, {.total = share});
+      score::write_shares(share, group_combine::sum, head.group(), counted.count, share);
+    }
   }
 
   /// A prompt: merges first, then evicts.
@@ -226,7 +250,7 @@ struct keepkv {
     if (variant == mode::paper) {
       return finite(double{state.column(log_score)[as_size(s)]});
     }
-    return detail::logit_window::mean(state, s, epsilon);
+    return rows().mean(state, s, epsilon);
   }
   /// ln w
   double log_weight(const kv_head auto& head, const head_state& state, index_t s) const {
@@ -235,7 +259,7 @@ struct keepkv {
   /// Slot ↦ what it is ranked by; the authors' code without the votes.
   auto ranks(const kv_head auto& head, const head_state& state) const {
     const auto of_code =
-        detail::logit_window::weighted_sums(state, variant == mode::code ? distance_weight : 1.0F);
+        rows().weighted_sums(state, variant == mode::code ? distance_weight : 1.0F);
     return [this, &head, &state, of_code](index_t s) {
       return static_cast<float>(variant == mode::paper ? log_weight(head, state, s)
                                                        : finite(of_code(s)));

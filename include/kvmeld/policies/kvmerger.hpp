@@ -62,6 +62,11 @@ struct kvmerger {
             " that take no part, got ", slots);
     return shared;
   }
+  /// One ε for all heads is their unit: a cosine.
+  static constexpr bool shares = true;
+  void shared_scores(const kv_head auto&, const head_state& state, std::span<float> out) const {
+    std::ranges::copy(state.column(shared_score), out.begin());
+  }
   /// Where heads share slots: R, and H without the sinks.
   index_t shared_recent() const { return share_of(recent, share_slots); }
   index_t shared_heavy() const { return heavy_places(share_slots) - sinks; }
@@ -109,12 +114,12 @@ struct kvmerger {
     slot_scratch work;
     mark_untouched(head, state, share_slots, work);
     pair_neighbours(head, work);
-    const auto attention = state.column(score), out = state.column(shared_score);
+    const auto out = state.column(shared_score);
+    score::write_shares(state.column(score), combine, head.group(),
+                        static_cast<double>(state.observed()), out);
     constexpr float most = std::numeric_limits<float>::max() / 2, first = 3, unlike = 2;
     for (std::size_t s = 0; s < out.size(); ++s) {
-      out[s] = work.marks[s] != 0 ? most
-               : attention[s] > 0 ? first + std::min(attention[s], most / 2)
-                                  : first;
+      out[s] = work.marks[s] != 0 ? most : out[s] > 0 ? first + std::min(out[s], most / 2) : first;
     }
     for (const index_t i : work.row_of) {
       out[as_size(work.order[as_size(i)])] = std::min(-work.numbers[as_size(i)], unlike);

@@ -51,6 +51,11 @@ struct kvzip {
     search::expect_count(name(), "recent tokens", recent, 0);
   }
 
+  static constexpr bool shares = true;
+  void shared_scores(const kv_head auto&, const head_state& state, std::span<float> out) const {
+    std::ranges::copy(state.column(0), out.begin());
+  }
+
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
     expects(errc::unsupported, !plus,
             "kvzip: plus=1: expected queries with their hidden_norm, got a step's attention");

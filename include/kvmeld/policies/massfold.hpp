@@ -78,6 +78,10 @@ struct massfold {
   index_t min_budget() const { return traits::min_budget(scorer); }
   void validate() const { traits::validate(scorer); }
   group_combine combine() const { return traits::combine(scorer); }
+  bool shares() const { return traits::shares(scorer); }
+  void shared_scores(const head_ref& head, const head_state& state, std::span<float> out) const {
+    traits::shared_scores(scorer, head, state, out);
+  }
   bool supports_decode() const { return traits::supports_decode(scorer); }
   bool uses_attention() const { return traits::uses_attention(scorer); }
   observation_needs needs() const { return traits::observation_needs_of(scorer); }

@@ -2,6 +2,7 @@
 /// What a policy is: two members, and what it may add to them. Brings all types of its members.
 #pragma once
 
+#include <algorithm>  // std::max, std::min, std::ranges::transform
 #include <array>
 #include <concepts>
 #include <optional>
@@ -31,6 +32,25 @@ struct attention_support {
   /// Why it does not go with a cap, sinks or slopes.
   std::string_view why = "it merges slots";
 };
+
+namespace score {
+
+/// `out [length] ← column / whole`: the share of attention that a slot has of all that `queries`
+/// queries could give. A `sum` over a group is that of its heads.
+inline void write_shares(std::span<const float> column, group_combine combine, index_t group,
+                         double queries, std::span<float> out) {
+  const double whole = std::max(queries, 1.0) * (combine == group_combine::sum ? group : 1);
+  std::ranges::transform(column, out.begin(),
+                         [&](float x) { return static_cast<float>(double{x} / whole); });
+}
+
+/// Queries in a window that counts as past + current, where `current` have been counted since.
+inline double queries_in_window(const head_state& state, index_t window, float current) {
+  return std::min(static_cast<double>(state.observed()),
+                  static_cast<double>(window) + double{current});
+}
+
+}  // namespace score
 
 namespace detail {
 
@@ -138,9 +158,15 @@ concept updates_by = requires(P& p, hook_arguments& x, const Change& change) {
 ///     static void parameters(auto& p, auto f);          f(name, p's member) for each that
 ///                                                       `make_policy` may set
 ///     static constexpr bool evicts = false;             never compresses (full_cache)
-///     static constexpr bool scores_prompts = false;     its column is of steps alone, so heads
-///                                                       share no slots by it (cam)
 ///     static constexpr bool supports_decode = false;    compresses prompts only
+///
+/// How heads share slots, if it can say it in the one unit that all heads have:
+///
+///     static constexpr bool shares = true;
+///     void shared_scores(const kv_head auto& head, const head_state& state,
+///                        std::span<float> out) const;   [length], the share of attention, in
+///                                                       [0, 1], that each slot has: those of the
+///                                                       highest over all heads stay
 ///
 /// Which models it is for:
 ///

@@ -34,6 +34,12 @@ struct roco {
     expects(steady >= 0 && steady <= 1, "roco: expected a steady share in [0, 1], got ", steady);
   }
 
+  static constexpr bool shares = true;
+  void shared_scores(const kv_head auto& head, const head_state& state,
+                     std::span<float> out) const {
+    score::write_shares(state.column(mean), group_combine::sum, head.group(), 1, out);
+  }
+
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     count(head, state, observed.attention, head.next_position() - 1);
   }

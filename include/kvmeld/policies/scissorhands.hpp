@@ -41,6 +41,17 @@ struct scissorhands {
     search::expect_count(name(), "queries in the history", history, 1);
   }
 
+  static constexpr bool shares = true;
+  void shared_scores(const kv_head auto& head, const head_state& state,
+                     std::span<float> out) const {
+    // The share of queries that gave a token its fair share of attention, or more.
+    const double queries =
+        std::max(score::queries_in_window(state, history, state.memory()[0]), 1.0);
+    for (index_t s = 0; s < head.length(); ++s) {
+      out[as_size(s)] = static_cast<float>(1 + score(head, state, s).first / queries);
+    }
+  }
+
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     const index_t at = head.next_position() - 1;
     mark(head, observed.attention, at, visible_slots(head, at), state.column(current));

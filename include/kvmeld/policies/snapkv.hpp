@@ -43,6 +43,16 @@ struct snapkv {
     expects(kernel > 0 && kernel % 2 == 1, "snapkv: expected an odd kernel, got ", kernel);
   }
 
+  static constexpr bool shares = true;
+  void shared_scores(const kv_head auto& head, const head_state& state,
+                     std::span<float> out) const {
+    for (index_t s = 0; s < head.length(); ++s) {
+      out[as_size(s)] = score(head, state, s);
+    }
+    const double queries = score::queries_in_window(state, window, state.memory()[0]);
+    score::write_shares(out, combine, head.group(), queries, out);
+  }
+
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
     score::accumulate(state.column(current), observed.attention);
     score::count_in_window(state.memory()[0], window, state.column(current), state.column(past));

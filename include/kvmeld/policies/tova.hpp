@@ -24,6 +24,12 @@ struct tova {
   static constexpr kvmeld::prompt_use prompt_use() { return {.observes = true, .latest = 1}; }
   void validate() const { search::expect_count(name(), "sinks", sinks, 0); }
 
+  static constexpr bool shares = true;
+  void shared_scores(const kv_head auto& head, const head_state& state,
+                     std::span<float> out) const {
+    score::write_shares(state.column(0), combine, head.group(), 1, out);
+  }
+
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
     std::copy(observed.attention.begin(), observed.attention.end(), state.column(0).begin());
   }

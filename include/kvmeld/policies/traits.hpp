@@ -171,6 +171,32 @@ attention_support supports(const P& p) {
   return can;
 }
 
+/// Does the policy say in one unit for all heads what of a head's slots is worth keeping?
+template <class P>
+bool shares(const P& p) {
+  if constexpr (requires { p.shares(); }) {
+    return p.shares();
+  } else {
+    return requires { requires P::shares; };
+  }
+}
+
+/// That unit, the share of attention that each slot has: `out [length]`. Refused: a policy that
+/// cannot say it (`unsupported`).
+template <class P>
+void shared_scores(const P& p, const head_ref& head, const head_state& state,
+                   std::span<float> out) {
+  if constexpr (requires { p.visit([](const auto&) {}); }) {
+    p.visit([&](const auto& one) { shared_scores(one, head, state, out); });
+  } else {
+    expects(errc::unsupported, shares(p), p.name(),
+            ": expected a policy with a score per slot for shared budgets, got one without");
+    if constexpr (requires { p.shared_scores(head, state, out); }) {
+      p.shared_scores(head, state, out);
+    }
+  }
+}
+
 /// Does the policy take a decode step's attention into its state?
 template <class P>
 bool uses_attention(const P& p) {

@@ -66,6 +66,14 @@ struct zsmerge {
             "zsmerge: expected a merged score of max or sum, got anchor");
   }
 
+  static constexpr bool shares = true;
+  void shared_scores(const kv_head auto& head, const head_state& state,
+                     std::span<float> out) const {
+    const auto n = static_cast<double>(state.observed());
+    const double all = decay < 1 ? (1 - std::pow(double{decay}, n)) / (1 - double{decay}) : n;
+    score::write_shares(state.column(score), combine, head.group(), all, out);
+  }
+
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
     score::accumulate(state.column(score), observed.attention, decay);
   }

@@ -198,48 +198,49 @@ struct estimates {
 /// The authors' estimate: the logits of the last queries, one column each, −inf where a query has
 /// not seen the slot.
 struct logit_window {
+  index_t columns = 0;  ///< of the state, from the first on
   static constexpr float not_seen = -std::numeric_limits<float>::infinity();
 
   /// No query has seen anything.
-  static void clear(head_state& state) {
-    for (index_t c = 0; c < state.slot_stats(); ++c) {
+  void clear(head_state& state) const {
+    for (index_t c = 0; c < columns; ++c) {
       std::ranges::fill(state.column(c), not_seen);
     }
     state.memory()[0] = 0;
   }
   /// The column of the next query, cleared; `memory [1]` counts round.
-  static std::span<float> next(head_state& state) {
+  std::span<float> next(head_state& state) const {
     float& at = state.memory()[0];
     const auto column = state.column(static_cast<index_t>(at));
-    at = at + 1 < static_cast<float>(state.slot_stats()) ? at + 1 : 0;
+    at = at + 1 < static_cast<float>(columns) ? at + 1 : 0;
     std::ranges::fill(column, not_seen);
     return column;
   }
   /// How many queries in the window have seen slot `s`.
-  static index_t queries(const head_state& state, index_t s) {
+  index_t queries(const head_state& state, index_t s) const {
     index_t n = 0;
-    for (index_t c = 0; c < state.slot_stats(); ++c) {
+    for (index_t c = 0; c < columns; ++c) {
       n += at(state, c, s) != not_seen ? 1 : 0;
     }
     return n;
   }
   /// `ln Σ s` over them.
-  static double sum(const head_state& state, index_t s) {
-    return log_sum(as_size(state.slot_stats()),
+  double sum(const head_state& state, index_t s) const {
+    return log_sum(as_size(columns),
                    [&](std::size_t c) { return double{at(state, static_cast<index_t>(c), s)}; });
   }
   /// Slot ↦ `ln Σ w s` over the window's queries: `latest` is the weight of the last one, 1 that of
   /// the first which any slot remembers, between them in a line.
-  static auto weighted_sums(const head_state& state, float latest) {
+  auto weighted_sums(const head_state& state, float latest) const {
     index_t rows = 0;
     for (index_t s = 0; latest != 1 && s < state.length(); ++s) {
       rows = std::max(rows, queries(state, s));
     }
-    return [&state, latest, rows](index_t s) {
+    return [*this, &state, latest, rows](index_t s) {
       if (latest == 1) {
         return sum(state, s);
       }
-      const index_t columns = state.slot_stats(), now = static_cast<index_t>(state.memory()[0]);
+      const auto now = static_cast<index_t>(state.memory()[0]);
       return log_sum(as_size(columns), [&](std::size_t i) {
         const auto c = static_cast<index_t>(i);
         const index_t before = (now - 1 - c + columns) % columns;  // queries since this one
@@ -249,7 +250,7 @@ struct logit_window {
     };
   }
   /// `ln(mean s + epsilon)`
-  static double mean(const head_state& state, index_t s, float epsilon) {
+  double mean(const head_state& state, index_t s, float epsilon) const {
     const index_t seen_by = queries(state, s);
     const double mean = sum(state, s) - std::log(double(seen_by)),
                  floor = std::log(double{epsilon});
