@@ -71,6 +71,38 @@ TEST_CASE("equal scores go to the lower head, then to the lower slot", "[budgets
   CHECK(kvmeld::global_budgets(scores, 2, 0) == std::vector<index_t>{0, 0});
 }
 
+TEST_CASE("a threshold takes of each head no more than its own most", "[oracle][budgets]") {
+  for (int trial = 0; trial < 500; ++trial) {
+    const index_t heads = 1 + below(6), slots = 1 + below(20);
+    std::vector<float> scores;
+    for (index_t i = 0; i < heads * slots; ++i) {
+      scores.push_back(static_cast<float>(below(30)));  // with ties
+    }
+    std::vector<index_t> most;
+    index_t all = 0;
+    for (index_t h = 0; h < heads; ++h) {
+      most.push_back(below(slots + 3));
+      all += std::min(most.back(), slots);
+    }
+    const index_t total = below(all + 1);
+    // One by one: the best slot of those whose head may have more.
+    std::vector<index_t> wanted(static_cast<std::size_t>(heads));
+    std::vector<char> taken(scores.size());
+    for (index_t n = 0; n < total; ++n) {
+      std::size_t best = scores.size();
+      for (std::size_t i = 0; i < scores.size(); ++i) {
+        const std::size_t h = i / static_cast<std::size_t>(slots);
+        if (taken[i] == 0 && wanted[h] < most[h] &&
+            (best == scores.size() || scores[i] > scores[best])) {
+          best = i;
+        }
+      }
+      taken[best] = 1, ++wanted[best / static_cast<std::size_t>(slots)];
+    }
+    REQUIRE(kvmeld::global_budgets(scores, total, most) == wanted);
+  }
+}
+
 TEST_CASE("a profile of one prompt gives its budgets back", "[budgets]") {
   for (int trial = 0; trial < 300; ++trial) {
     const index_t heads = 1 + below(100), slots = 1 + below(300), most = slots;

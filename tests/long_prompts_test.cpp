@@ -11,6 +11,7 @@
 namespace long_prompts_test {
 
 using namespace small_model;
+using kvmeld::as_size;
 
 TEST_CASE("every policy compresses a prompt while it comes, within a budget and a chunk",
           "[compressor]") {
@@ -51,6 +52,95 @@ TEST_CASE("every policy compresses a prompt while it comes, within a budget and 
       CHECK(kv.head(0).length() <= slots);
     }
   }
+}
+
+/// A chunk whose layer 0 attends to all tokens, and layer 1 to the first of all.
+prompt_rows uneven_rows(index_t tokens, bool first) {
+  prompt_rows x(tokens);
+  for (std::vector<float>& q : x.q) {
+    for (float& e : q) {
+      e = 1 + 0.1F * e;
+    }
+  }
+  std::ranges::fill(x.k[0], 0.0F);
+  if (first) {
+    std::fill_n(x.k[1].begin(), kv_heads_of * dim, 5.0F);
+  }
+  return x;
+}
+
+TEST_CASE("every policy that shares slots reads a prompt longer than its cache chunk by chunk",
+          "[compressor]") {
+  constexpr index_t slots = 24, capacity = 96, slack = 3;
+  int longer = 0;
+  for (const fixtures::example& e : fixtures::every_policy()) {
+    if (!kvmeld::traits::evicts(e.policy) || !kvmeld::traits::shares(e.policy)) {
+      continue;
+    }
+    for (const index_t chunk : {48, 31}) {
+      for (const auto& limit : {kvmeld::budget::shared(slots), kvmeld::budget::shared(slots, slack),
+                                kvmeld::budget::shared_by_layer(slots)}) {
+        CAPTURE(e.name, chunk, limit.slack, limit.by_layer);
+        model_cache kv(capacity);
+        kvmeld::compressor meld(kv, e.policy, limit);
+        for (index_t first = 0; first < 410; first += chunk) {
+          const index_t tokens = std::min(chunk, 410 - first);
+          const auto x = uneven_rows(tokens, first == 0);
+          for (index_t l = 0; l < layers_of; ++l) {
+            REQUIRE_NOTHROW(kv.append(kv.heads(l, 0), x.k[as_size(l)], x.v[as_size(l)], tokens));
+            meld.prompt(kv.heads(l, 0),
+                        kvmeld::queries(x.queries(l, 0, tokens), tokens, layer_spec));
+          }
+          meld.end_prompt(0);
+          index_t held = 0;
+          for (const index_t h : {0, 1, 4, 5}) {
+            held += kv.head(h).length();
+            longer += kv.head(h).length() > slots ? 1 : 0;
+            CHECK(kv.head(h).length() <= capacity - (first == 0 ? slack : tokens));
+          }
+          CHECK(held <= 4 * slots);
+        }
+        if (kvmeld::traits::supports_decode(e.policy)) {
+          const auto q = normal(kv_heads_of * group * dim), k = normal(kv_heads_of * dim);
+          std::vector<float> out(q.size());
+          for (index_t step = 0; step < 2 * slack; ++step) {
+            meld.step(model_cache::of(0, 0), {q, k, k}, out);
+            meld.step(model_cache::of(1, 0), {q, k, k}, out);
+          }
+        }
+      }
+    }
+  }
+  CHECK(longer > 100);
+}
+
+TEST_CASE("a shared budget's cap holds, and what a head cannot take goes to the others",
+          "[compressor]") {
+  const auto x = uneven_rows(80, true);
+  for (const index_t most : {0, 24, 30, 70}) {
+    model_cache kv(81);
+    kvmeld::compressor meld(kv, kvmeld::h2o{}, kvmeld::budget::shared(24, 0, most));
+    read(meld, kv, x, 0, 80);
+    meld.end_prompt(0);
+    index_t held = 0, longest = 0;
+    for (const index_t h : {0, 1, 4, 5}) {
+      held += kv.head(h).length();
+      longest = std::max(longest, kv.head(h).length());
+    }
+    CHECK(held == 4 * 24);
+    CHECK((most == 0 ? longest > 30 : longest <= most));
+  }
+  model_cache kv(81);
+  CHECK_THROWS_WITH(
+      kvmeld::compressor(kv, kvmeld::h2o{}, kvmeld::budget::shared(24, 0, 23)),
+      Catch::Contains(
+          "compressor: expected a cap of at least 24 slots a head (the mean that heads share), got "
+          "23"));
+  // The longest head leaves room for its slack and the new token.
+  kvmeld::compressor meld(kv, kvmeld::h2o{}, kvmeld::budget::shared(40, 20));
+  read(meld, kv, x, 0, 80);
+  meld.end_prompt(0);
+  CHECK(std::max(kv.head(0).length(), kv.head(1).length()) == 60);
 }
 
 }  // namespace long_prompts_test

@@ -15,32 +15,36 @@ struct budget {
   /// 0: a `compressor` frees the policy's `eviction_batch` at once, so that a head never holds more
   /// than `slots` and its slack between steps; one head's own `step` compresses at slots + 1.
   index_t trigger = 0;
-  index_t slack = 0;       ///< slots beside these that decoding may fill before it evicts
+  index_t slack = 0;       ///< slots in addition that decoding may fill before it evicts
+  index_t most = 0;        ///< shared: no head gets more; 0: what leaves it room in the cache
   bool is_shared = false;  ///< `slots` are a head's on average, divided over the model by scores
   bool by_layer = false;   ///< shared, and equal for the heads of a layer
   bool alike = false;      ///< by layer, and its heads keep the same tokens
 
   /// `slots` a head on average, divided over all heads of the model by one threshold over their
-  /// scores; `slack` more for each after the prompt.
-  static constexpr budget shared(index_t slots, index_t slack = 0) {
-    return {slots, 0, slack, true};
+  /// scores; `slack` more for each after the prompt. No head gets more than `most`; what it cannot
+  /// take goes to the others. By default a head leaves room in the cache for its slack and the new
+  /// token, and once a request's prompt goes on (a second `end_prompt`) for another chunk as long
+  /// as the latest; no head is held to fewer than `slots`.
+  static constexpr budget shared(index_t slots, index_t slack = 0, index_t most = 0) {
+    return {slots, 0, slack, most, true};
   }
   /// The same with equal slots for all heads of a layer, each with its own tokens: for engines that
   /// have one page table, or one length, for a layer.
-  static constexpr budget shared_by_layer(index_t slots, index_t slack = 0) {
-    return {slots, 0, slack, true, true};
+  static constexpr budget shared_by_layer(index_t slots, index_t slack = 0, index_t most = 0) {
+    return {slots, 0, slack, most, true, true};
   }
   /// The same with the same tokens for all heads of a layer, which rank them by the mean of their
   /// scores, in decode as well: for engines that move a layer's rows by one list. For policies that
   /// evict by a score alone: of merged slots each head has its own.
-  static constexpr budget same_tokens(index_t slots, index_t slack = 0) {
-    return {slots, 0, slack, true, true, true};
+  static constexpr budget same_tokens(index_t slots, index_t slack = 0, index_t most = 0) {
+    return {slots, 0, slack, most, true, true, true};
   }
 
   /// Slots at which a head is compressed; for a budget of all positions, that many.
   index_t trigger_length() const {
-    constexpr index_t most = std::numeric_limits<index_t>::max();
-    return trigger != 0 ? trigger : slots < most ? slots + 1 : most;
+    constexpr index_t all = std::numeric_limits<index_t>::max();
+    return trigger != 0 ? trigger : slots < all ? slots + 1 : all;
   }
   /// Does a head of `length` slots have to be compressed?
   KVMELD_HD bool reached(index_t length) const { return length > slots && length >= trigger; }

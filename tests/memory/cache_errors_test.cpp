@@ -123,9 +123,11 @@ TEST_CASE("heads are chosen by layer and request", "[cache][errors]") {
   CHECK((kv.head(0).length() == 1 && kv.head(2).length() == 0 && kv.head(5).length() == 1));
   CHECK((kv.head(5).key(0)[0] == 1 && kv.head(5).value(0)[3] == 2));
   kv.head(1).truncate(0);  // of the two, head 0 alone has too few slots left
-  refuses(kvmeld::errc::no_capacity, "append: expected at most 1 tokens, got 2",
+  refuses(kvmeld::errc::no_capacity,
+          "append: expected at most 1 tokens in head 0 of layer 0 (1 of 2 slots in use), got 2",
           [&] { kv.append(kv.heads(0, 0), x, x, 2); });
-  refuses(kvmeld::errc::no_capacity, "commit: expected at most 1 tokens, got 2",
+  refuses(kvmeld::errc::no_capacity,
+          "commit: expected at most 1 tokens in head 0 of layer 0 (1 of 2 slots in use), got 2",
           [&] { kv.commit(kv.heads(0, 0), 2); });
   CHECK((kv.head(0).length() == 1 && kv.head(1).length() == 0));
 }

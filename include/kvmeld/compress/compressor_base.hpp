@@ -33,6 +33,7 @@ class compressor_base : protected head_policies<P> {
     budget limit;             ///< while decoding
     index_t gone = 0;         ///< its tokens without a slot, as a call left it
     index_t sealed = 0;       ///< its first slots, which no call changes; none in `state`
+    bool goes_on = false;     ///< has a part of its prompt ended?
     held_queries held = {};   ///< of a prompt that has begun
     bool not_finite = false;  ///< in the step at hand
     bool due = false;         ///< in the step at hand, of heads that keep the same tokens
@@ -168,13 +169,15 @@ class compressor_base : protected head_policies<P> {
 
   /// Slots that a request's heads are brought to after its prompt. Refused: as `end_prompt` does.
   std::vector<index_t> prompt_slots(const std::vector<index_t>& heads) {
-    std::vector<index_t> slots, sharing;
+    std::vector<index_t> slots, sharing, most;
     std::deque<seen_head> behind_seals;
     for (const index_t h : heads) {
       slots.push_back(slots_of(h));
       if (shares(h)) {
         expect_left("end_prompt", h, of(h).held.begun());
         sharing.push_back(h), behind_seals.emplace_back(kv_.head(h), of(h).sealed);
+        most.push_back(
+            this->most_of(h, of(h).sealed, of(h).goes_on ? of(h).held.tokens() : index_t{0}));
       }
     }
     expect_alike("end_prompt", heads);
@@ -193,7 +196,7 @@ class compressor_base : protected head_policies<P> {
       }
       const index_t first = sharing.front();
       const auto divided =
-          divide_by_scores(policy_of(first), sharing.size(), head_of, state_of, slots_of(first),
+          divide_by_scores(policy_of(first), head_of, state_of, slots_of(first), most,
                            this->shares_by_layer(first) ? kv_.head(0).spec().kv_heads : 1, weights);
       for (std::size_t i = 0, next = 0; i < heads.size(); ++i) {
         slots[i] = shares(heads[i]) ? divided[next++] : slots[i];

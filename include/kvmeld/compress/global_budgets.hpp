@@ -19,19 +19,26 @@ namespace kvmeld::inline v0 {
 
 namespace detail {
 
-/// Which of `scores [heads, slots]` are not among the `count` highest of their head.
-inline std::vector<char> behind_best(std::span<const float> scores, index_t slots, index_t count) {
-  std::vector<char> behind(scores.size(), count == 0 ? 1 : 0);
-  const bool some = count > 0 && count < slots;
-  for (std::size_t first = 0; some && first < scores.size(); first += as_size(slots)) {
-    const auto of_head = [&](index_t s) { return rank(scores[first + as_size(s)]); };
+/// Which of `scores [heads, slots]` are not among the `counts [heads]` highest of their head.
+inline std::vector<char> below_best(std::span<const float> scores,
+                                    std::span<const index_t> counts) {
+  const std::size_t slots = scores.size() / counts.size();
+  std::vector<char> below(scores.size());
+  for (std::size_t h = 0; h < counts.size(); ++h) {
+    const auto own = scores.subspan(h * slots, slots);
+    const auto of_head = [&](index_t s) { return rank(own[as_size(s)]); };
+    const auto count = counts[h], all = static_cast<index_t>(slots);
+    if (count <= 0 || count >= all) {
+      std::fill_n(below.begin() + static_cast<std::ptrdiff_t>(h * slots), slots, count <= 0);
+      continue;
+    }
     const search::kth_score last = search::kth_largest(
-        slots, count, [](index_t) { return false; }, of_head);
-    for (index_t s = 0; s < slots; ++s) {
-      behind[first + as_size(s)] = last.below(of_head(s), s) ? 1 : 0;
+        all, count, [](index_t) { return false; }, of_head);
+    for (index_t s = 0; s < all; ++s) {
+      below[h * slots + as_size(s)] = last.below(of_head(s), s) ? 1 : 0;
     }
   }
-  return behind;
+  return below;
 }
 
 /// Adds to each head's budget how many of the `count` highest scores are its own, of all slots but
@@ -54,27 +61,37 @@ inline void add_best(std::span<const float> scores, index_t count, auto is_out,
 
 /// One threshold over a model: the `total` highest of `scores [heads, slots]`, those of all heads
 /// of all layers, are chosen, and a head gets as many slots as are its own: heads that look things
-/// up get many, most get few. No floor; at most `most` a head (above 0), what is more goes to the
-/// others. The counts sum to `total`; ties go to the lower head, then to the lower slot, NaN is
-/// last. `scores`: of the slots that may be chosen, so not of the sinks and the latest. O(scores),
-/// a byte each beside them.
+/// up get many, most get few. No floor; at most `most [heads]` each (at least 0), what is more goes
+/// to the others. The counts sum to `total`; ties go to the lower head, then to the lower slot, NaN
+/// is last. `scores`: of the slots that may be chosen, so not of the sinks and the latest.
+/// O(scores), and one byte for each.
 /// Refused: scores of another shape, totals that cannot be reached.
-inline std::vector<index_t> global_budgets(std::span<const float> scores, index_t heads,
-                                           index_t total,
-                                           index_t most = std::numeric_limits<index_t>::max()) {
-  expects(heads > 0 && scores.size() % as_size(heads) == 0 &&
+inline std::vector<index_t> global_budgets(std::span<const float> scores, index_t total,
+                                           std::span<const index_t> most) {
+  const auto heads = most.size();
+  expects(heads > 0 && scores.size() % heads == 0 &&
               scores.size() <= as_size(std::numeric_limits<index_t>::max()),
           "global_budgets: expected scores [", heads, ", slots], got ", scores.size(), " numbers");
-  const index_t slots = static_cast<index_t>(scores.size()) / heads;
-  expects(most > 0, "global_budgets: expected at least 1 slot per head, got ", most);
-  most = std::min(most, slots);
-  expects(total >= 0 && total <= std::int64_t{heads} * most, "global_budgets: expected 0 to ",
-          std::int64_t{heads} * most, " slots, got ", total);
-  std::vector<index_t> budget(as_size(heads), 0);
-  const std::vector<char> beyond = detail::behind_best(scores, slots, most);  // what it may have
+  const auto slots = static_cast<index_t>(scores.size() / heads);
+  std::int64_t all = 0;
+  for (const index_t n : most) {
+    expects(n >= 0, "global_budgets: expected at least 0 slots per head, got ", n);
+    all += std::min(n, slots);
+  }
+  expects(total >= 0 && total <= all, "global_budgets: expected 0 to ", all, " slots, got ", total);
+  std::vector<index_t> budget(heads, 0);
+  const std::vector<char> beyond = detail::below_best(scores, most);  // what it may have
   detail::add_best(
       scores, total, [&](index_t i) { return beyond[as_size(i)] != 0; }, budget);
   return budget;
+}
+/// The same with at most `most` (above 0) for each of `heads`.
+inline std::vector<index_t> global_budgets(std::span<const float> scores, index_t heads,
+                                           index_t total,
+                                           index_t most = std::numeric_limits<index_t>::max()) {
+  expects(heads > 0, "global_budgets: expected at least 1 head, got ", heads);
+  expects(most > 0, "global_budgets: expected at least 1 slot per head, got ", most);
+  return global_budgets(scores, total, std::vector<index_t>(as_size(heads), most));
 }
 
 /// AdaKV's budgets of a layer's heads (arXiv 2407.11550): each head's own
@@ -91,7 +108,8 @@ inline std::vector<index_t> ada_budgets(std::span<const float> scores, index_t h
   const index_t slots = static_cast<index_t>(scores.size()) / heads,
                 own = std::min(slots, static_cast<index_t>(floor_alpha * total / heads));
   std::vector<index_t> budget(as_size(heads), own);
-  const std::vector<char> others = detail::behind_best(scores, slots, own);
+  const std::vector<char> others =
+      detail::below_best(scores, std::vector<index_t>(as_size(heads), own));
   detail::add_best(
       scores, total - heads * own, [&](index_t i) { return others[as_size(i)] == 0; }, budget);
   return budget;

@@ -177,9 +177,10 @@ class head_calls : protected compressor_base<P> {
   }
 
   /// Holds a head to `limit` from now on, with `sealed` slots and no prompt begun.
-  void hold_to(index_t h, const budget& limit, index_t sealed) {
+  void hold_to(index_t h, const budget& limit, index_t sealed, bool goes_on = false) {
     of(h).limit = limit;
     of(h).sealed = sealed;
+    of(h).goes_on = goes_on;
     of(h).held.release();
     this->leave(h);
   }
@@ -246,6 +247,7 @@ void head_calls<P>::finish(index_t h, index_t slots, workspace& work) {
     bring_to(p, head, one.state, work, budget{slots}, queries);
   });
   one.limit = this->decode_limit(h, slots, one.sealed);
+  one.goes_on = one.goes_on || one.held.begun();
   one.held.release();
   this->leave(h);
   by_seen([&](const auto& p, const head_ref& head) {

@@ -83,6 +83,14 @@ class head_policies {
     return is_cut(h) ? kv_.head(h).spec().window : budget_of(h).slots;
   }
 
+  /// The most slots that head `h` is given where it shares them, with `sealed` ones before them and
+  /// room for `tokens` of a next chunk.
+  index_t most_of(index_t h, index_t sealed, index_t tokens) const {
+    const budget& b = budget_of(h);
+    const index_t room = kv_.head(h).capacity() - sealed - std::max(b.slack + 1, tokens);
+    return std::max(b.slots, b.most > 0 ? std::min(b.most, room) : room);
+  }
+
   /// What a head of `slots` slots after its prompt is held to while decoding; the budget counts
   /// none of the `sealed` ones.
   budget decode_limit(index_t h, index_t slots, index_t sealed = 0) const {
@@ -171,6 +179,8 @@ void head_policies<P>::check_head(const P& p, const budget& b, const observation
   if (!traits::evicts(p)) {
     return;
   }
+  expects(b.most == 0 || b.most >= b.slots, "compressor: expected a cap of at least ", b.slots,
+          " slots a head (the mean that heads share), got ", b.most);
   if (traits::supports_decode(p)) {
     expect_given("compressor", p, given);
     expects(errc::no_capacity, std::int64_t{b.slots} + b.slack < capacity,

@@ -20,6 +20,8 @@ class held_queries {
  public:
   /// Any query of a prompt that has begun?
   bool begun() const { return tokens_ > 0; }
+  /// How many there were.
+  index_t tokens() const { return tokens_; }
 
   /// A chunk's queries with those before it that `use` wants: calls `f(view)`.
   template <class T, class F>

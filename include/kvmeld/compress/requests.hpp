@@ -142,7 +142,7 @@ class request_calls : protected head_calls<P> {
     for (std::size_t i = 0; i < source.size(); ++i) {
       const index_t a = source[i], b = target[i];
       kvmeld::copy(kv_.head(a), of(a).state, kv_.head(b), of(b).state);
-      this->hold_to(b, of(a).limit, of(a).sealed);
+      this->hold_to(b, of(a).limit, of(a).sealed, of(a).goes_on);
     }
     drafts_[as_size(to)].clear();
   }

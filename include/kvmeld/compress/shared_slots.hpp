@@ -121,11 +121,12 @@ inline void add_shared_scores(const head_ref& head, std::span<const float> colum
 }
 
 /// Slots `[heads]` by one threshold over the scores of each head, `slots` a head on average. No
-/// head gets more than the longest one holds, `longest` slots; where that is within `slots`, every
-/// head gets as many as it asked for, `slots`.
+/// head gets more than the longest one holds, `longest` slots, nor more than its own `most [heads]`
+/// (at least `slots`; empty: any), and what it cannot take goes to the others. Where the longest is
+/// within `slots`, every head gets as many as it asked for, `slots`.
 inline std::vector<index_t> divide_slots(const std::vector<std::vector<float>>& scores,
-                                         const shared_slots& shared, index_t slots,
-                                         index_t longest) {
+                                         const shared_slots& shared, index_t slots, index_t longest,
+                                         std::span<const index_t> most = {}) {
   const auto heads = static_cast<index_t>(scores.size());
   if (longest <= slots) {
     return std::vector<index_t>(scores.size(), slots);
@@ -140,9 +141,13 @@ inline std::vector<index_t> divide_slots(const std::vector<std::vector<float>>& 
     all.insert(all.end(), s.begin(), s.end());
     all.resize(all.size() + widest - s.size(), -std::numeric_limits<float>::infinity());
   }
-  const index_t most = std::min(longest - shared.own - 1, static_cast<index_t>(widest)),
-                mean = std::min(slots - shared.own, most);
-  auto more = global_budgets(all, heads, static_cast<index_t>(std::int64_t{heads} * mean), most);
+  const index_t room = std::min(longest - shared.own - 1, static_cast<index_t>(widest)),
+                mean = std::min(slots - shared.own, room);
+  std::vector<index_t> own_most(scores.size(), room);
+  for (std::size_t h = 0; h < most.size(); ++h) {
+    own_most[h] = std::min(room, most[h] - shared.own);
+  }
+  auto more = global_budgets(all, static_cast<index_t>(std::int64_t{heads} * mean), own_most);
   // No policy can do without one slot more than what it protects: the heads that have most give.
   for (auto fewest = std::min_element(more.begin(), more.end()); *fewest < shared.least && mean > 0;
        fewest = std::min_element(more.begin(), more.end())) {
@@ -159,7 +164,8 @@ inline std::vector<index_t> divide_slots(const std::vector<std::vector<float>>& 
 /// have one (composite tokens of KVCompose, Akulov et al. 2025).
 inline std::vector<index_t> divide_by_layer(std::vector<std::vector<float>> scores,
                                             index_t kv_heads, const shared_slots& shared,
-                                            index_t slots, index_t longest) {
+                                            index_t slots, index_t longest,
+                                            std::span<const index_t> most = {}) {
   std::vector<std::vector<float>> layers(scores.size() / as_size(kv_heads));
   for (std::size_t l = 0; l < layers.size(); ++l) {
     std::vector<float> count;
@@ -174,20 +180,24 @@ inline std::vector<index_t> divide_by_layer(std::vector<std::vector<float>> scor
       }
     }
   }
-  std::vector<index_t> of_heads;
-  for (const index_t n : divide_slots(layers, shared, slots, longest)) {
+  std::vector<index_t> of_heads, of_layers;
+  for (std::size_t h = 0; h < most.size(); h += as_size(kv_heads)) {
+    of_layers.push_back(std::ranges::min(most.subspan(h, as_size(kv_heads))));
+  }
+  for (const index_t n : divide_slots(layers, shared, slots, longest, of_layers)) {
     of_heads.insert(of_heads.end(), as_size(kv_heads), n);
   }
   return of_heads;
 }
 
-/// Slots for each of `heads` heads, `slots` on average, by their scores times `weights
-/// [heads][slots]`, which it finds; equal ones for every `alike` heads. `head(i)`, `state(i)`: as
-/// of `score_weights`.
+/// Slots for each of as many heads as `most` says, `slots` on average, by their scores times
+/// `weights [heads][slots]`, which it finds; equal ones for every `alike` heads. `most [heads]`: as
+/// of `divide_slots`; `head(i)`, `state(i)`: as of `score_weights`.
 template <class P>
-std::vector<index_t> divide_by_scores(const P& p, std::size_t heads, const auto& head,
-                                      const auto& state, index_t slots, index_t alike,
+std::vector<index_t> divide_by_scores(const P& p, const auto& head, const auto& state,
+                                      index_t slots, std::span<const index_t> most, index_t alike,
                                       std::vector<std::vector<float>>& weights) {
+  const std::size_t heads = most.size();
   const auto shared = shared_slots::of(p);
   index_t longest = 0;
   for (std::size_t i = 0; i < heads; ++i) {
@@ -204,8 +214,8 @@ std::vector<index_t> divide_by_scores(const P& p, std::size_t heads, const auto&
     traits::shared_scores(p, head(i), state(i), own);
     add_shared_scores(head(i), own, shared, scores[i], weights[i]);
   }
-  return alike > 1 ? divide_by_layer(std::move(scores), alike, shared, slots, longest)
-                   : divide_slots(scores, shared, slots, longest);
+  return alike > 1 ? divide_by_layer(std::move(scores), alike, shared, slots, longest, most)
+                   : divide_slots(scores, shared, slots, longest, most);
 }
 
 }  // namespace kvmeld::inline v0

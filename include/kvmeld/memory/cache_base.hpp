@@ -271,7 +271,9 @@ class cache_base {
     for (index_t i = 0; i < heads.count(); ++i) {
       const head_ref to = head(heads[i]);
       expects(errc::no_capacity, tokens <= to.capacity() - to.length(), what, ": expected at most ",
-              to.capacity() - to.length(), " tokens, got ", tokens);
+              to.capacity() - to.length(), " tokens in head ", heads[i] % kv_heads(), " of layer ",
+              heads[i] / kv_heads() / requests(), " (", to.length(), " of ", to.capacity(),
+              " slots in use), got ", tokens);
       expects(errc::no_capacity, tokens <= std::numeric_limits<index_t>::max() - to.next_position(),
               what, ": expected positions below 2^31, got ", tokens, " tokens after ",
               to.next_position());
