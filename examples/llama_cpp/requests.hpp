@@ -93,12 +93,10 @@ class request_layers {
   /// Tokens of a draft that see what steps would see: the last of them is the first with which a
   /// head is compressed.
   index_t draft_room(index_t request) {
-    index_t room = std::numeric_limits<index_t>::max();
-    for (const bool whole : {false, true}) {
-      for (const index_t h : heads_of(request, whole)) {
-        const index_t most = whole ? setup_.capacity : meld_->limit(h).trigger_length();
-        room = std::min(room, std::min(most, setup_.capacity) - kv_.head(h).length());
-      }
+    index_t room =
+        meld_.has_value() ? meld_->draft_room(request) : std::numeric_limits<index_t>::max();
+    for (const index_t h : heads_of(request, true)) {
+      room = std::min(room, setup_.capacity - kv_.head(h).length());
     }
     return std::max(room, index_t{1});
   }

@@ -148,13 +148,20 @@ class compressor : private detail::request_calls<P> {
   // --------------------------------------------------------------------------- drafts
 
   /// `tokens` drafted tokens of one request's heads in a layer, `[tokens, heads, ...]` in `in`,
-  /// `out [tokens, heads, group, value_dim]`: each sees those drafted before it and everything that
-  /// the head holds. The heads stay as they were until `accept`.
+  /// `out [tokens, heads, group, value_dim]`: each attends to those drafted before it and to all
+  /// that the head holds, of which a step would have evicted some for tokens after the first
+  /// `draft_room`. The heads stay as they were until `accept`.
   /// Refused: no room for all of them, a draft of these heads that was not accepted yet.
   void draft(const head_selection& heads, const step_input& in, std::span<float> out,
              index_t tokens) {
     base::draft(heads, in, out, tokens);
   }
+
+  /// How many drafted tokens attend to just what they would as steps: up to the first with which a
+  /// head of the request is compressed, which at its budget is the first one; no more than the
+  /// cache has free slots for. A `trigger` or `slack` makes room.
+  /// Refused: a request that is not there, a prompt or draft in between.
+  index_t draft_room(index_t request) const { return base::draft_room(request); }
 
   /// The first `tokens` drafted of each layer count, as so many steps would, to the bit; the others
   /// were never there. 0: none does. Refused: more than were drafted.
@@ -178,7 +185,14 @@ class compressor : private detail::request_calls<P> {
 
   /// Makes request `to` what request `from` is, as for a beam or a prompt asked several times.
   /// Refused: requests that are not there, a prompt or draft in between.
-  void copy(index_t from, index_t to) { base::copy(from, to); }
+  void copy(index_t from, index_t to) { base::copy(*this, from, to); }
+  /// The same of a request of another compressor, over a cache of another storage, capacity or
+  /// layout: rows, states, seal, and what the heads are held to (as a shared budget was divided).
+  /// In another storage every row is rounded once. The other keeps its request: `clear` it there.
+  /// Refused, with nothing changed: another model or policy, too few slots for what the heads hold
+  /// and are held to (`no_capacity`), pages that are not there or shared, sealed slots in part of a
+  /// page, `ems` in another capacity.
+  void copy(const compressor& other, index_t from, index_t to) { base::copy(other, from, to); }
 
   /// Saves a request: rows, states, and what its heads are held to. Policies and budgets are the
   /// program's. Several may follow one another in a (binary) stream.
@@ -209,7 +223,8 @@ class compressor : private detail::request_calls<P> {
     return of(head).state;
   }
   /// Takes the state of a head that was measured and compressed by the functions of one head, as
-  /// where several budgets share what a prompt was measured as. The cache has its rows.
+  /// where several budgets share what a prompt was measured as. The cache has its rows. Where heads
+  /// share a budget, this one is held to the slots that it has, as its part.
   /// Refused: a head that is not there, a state of another kind, one for fewer slots, one of more
   /// slots than the head has behind its seal.
   void set_state(index_t head, head_state state) {
@@ -218,6 +233,9 @@ class compressor : private detail::request_calls<P> {
     const index_t slots = kv_.head(head).length() - of(head).sealed;
     expects(state.length() <= slots, "set_state: expected a state of at most ", slots,
             " slots, got one of ", state.length());
+    if (this->shares(head)) {
+      of(head).limit = this->decode_limit(head, slots, of(head).sealed);
+    }
     of(head).state = std::move(state);
     this->leave(head);
   }

@@ -28,6 +28,26 @@ struct window_cut {
   }
 };
 
+/// Are two policies of one type the same, with the same parameters?
+template <class P>
+bool same_parameters(const P& a, const P& b) {
+  const auto values = [](const P& p) {
+    std::vector<double> all;
+    const auto take = [&](const char*, auto x) { all.push_back(static_cast<double>(x)); };
+    if constexpr (requires { p.visit([](const auto&) {}); }) {
+      p.visit([&](const auto& one) {
+        if constexpr (requires { one.parameters(one, take); }) {
+          one.parameters(one, take);
+        }
+      });
+    } else if constexpr (requires { p.parameters(p, take); }) {
+      p.parameters(p, take);
+    }
+    return all;
+  };
+  return std::string_view(a.name()) == b.name() && values(a) == values(b);
+}
+
 /// Policies and budgets of the heads of a request, checked, as all requests have them.
 template <policy P>
 class head_policies {

@@ -266,6 +266,24 @@ inline void clear(const head_ref& head, head_state& state) {
   state.clear();
 }
 
+namespace detail {
+
+/// Throws where `copy` would.
+inline void expect_copy(const head_ref& from, const head_state& from_state, const head_ref& to,
+                        const head_state& to_state) {
+  expects(from.dim() == to.dim(), "copy: expected a head of dim ", from.dim(), ", got ", to.dim());
+  expects(from.value_dim() == to.value_dim(), "copy: expected a head of value_dim ",
+          from.value_dim(), ", got ", to.value_dim());
+  expects(from.one_memory() || !to.one_memory(),
+          "copy: expected a head with memory for values, got one whose values are in its keys");
+  expects(errc::no_capacity, from.length() <= to.capacity(), "copy: expected a head of at least ",
+          from.length(), " slots, got ", to.capacity());
+  to.expect_pages(0, from.length());
+  to_state.expect_copy(from_state);
+}
+
+}  // namespace detail
+
 /// Makes `to` what `from` is: rows, log-mass, positions, lengths, state. Nothing is allocated. In
 /// another storage every row is rounded once: a prompt compressed in floats can be held in `q8_0`.
 /// The capacities may differ, but for `ems`, whose memory is laid out for one.
@@ -277,15 +295,8 @@ inline void clear(const head_ref& head, head_state& state) {
 /// of `to` lacks (`no_page`), a state of another kind.
 inline void copy(const head_ref& from, const head_state& from_state, const head_ref& to,
                  head_state& to_state) {
-  expects(from.dim() == to.dim(), "copy: expected a head of dim ", from.dim(), ", got ", to.dim());
-  expects(from.value_dim() == to.value_dim(), "copy: expected a head of value_dim ",
-          from.value_dim(), ", got ", to.value_dim());
-  expects(from.one_memory() || !to.one_memory(),
-          "copy: expected a head with memory for values, got one whose values are in its keys");
-  expects(errc::no_capacity, from.length() <= to.capacity(), "copy: expected a head of at least ",
-          from.length(), " slots, got ", to.capacity());
-  to.expect_pages(0, from.length());
-  to_state.copy(from_state);  // refuses before it changes anything
+  detail::expect_copy(from, from_state, to, to_state);
+  to_state.copy(from_state);
   detail::copy_slots(from, to);
 }
 

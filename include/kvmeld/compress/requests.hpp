@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>  // std::ranges::find
+#include <limits>     // std::numeric_limits
 #include <utility>    // std::exchange
 
 #include "kvmeld/compress/head_calls.hpp"
@@ -85,6 +86,21 @@ class request_calls : protected head_calls<P> {
     drafts.push_back(std::move(d));
   }
 
+  index_t draft_room(index_t request) const {
+    this->expect_between("draft_room", request);
+    std::int64_t room = std::numeric_limits<index_t>::max();
+    for (const index_t h : this->heads_of("draft_room", request)) {
+      const head_ref head = kv_.head(h);
+      room = std::min<std::int64_t>(room, head.capacity() - head.length());
+      // A window is cut exactly: attention leaves out what a step would have cut.
+      if (!this->is_cut(h) && by_policy(h, [](const auto& p) { return traits::evicts(p); })) {
+        const std::int64_t own = head.length() - of(h).sealed;
+        room = std::min(room, std::max<std::int64_t>(of(h).limit.trigger_length() - own, 1));
+      }
+    }
+    return static_cast<index_t>(room);
+  }
+
   void accept(index_t request, index_t tokens) {
     (void)this->heads_of("accept", request);
     auto& drafts = drafts_[as_size(request)];
@@ -127,24 +143,52 @@ class request_calls : protected head_calls<P> {
     drafts_[as_size(request)].clear();
   }
 
-  void copy(index_t from, index_t to) {
-    const auto source = this->heads_of("copy", from), target = this->heads_of("copy", to);
-    this->expect_between("copy", from);
-    if (from == to) {
+  void copy(const request_calls& all, index_t from, index_t to) {
+    const bool own = &all == this;
+    expects(own || all.kv_.per_request() == kv_.per_request(), "copy: expected ", kv_.per_request(),
+            " heads per request, got ", all.kv_.per_request());
+    const auto source = all.heads_of("copy", from), target = this->heads_of("copy", to);
+    all.expect_between("copy", from);
+    if (own && from == to) {
       return;
     }
     or_recount(target, [&] {
       for (std::size_t i = 0; i < source.size(); ++i) {
-        kv_.head(target[i]).expect_pages(0, kv_.head(source[i]).length());
-        kv_.expect_own_pages("copy", target[i], 0, kv_.head(source[i]).length(), source[i]);
+        const index_t a = source[i], b = target[i];
+        const head_ref x = all.kv_.head(a);
+        if (!own) {
+          expect_same(all, a, b);
+        }
+        expect_copy(x, all.of(a).state, kv_.head(b), of(b).state);
+        kv_.expect_own_pages("copy", b, 0, x.length(), own ? a : -1);
       }
     });
     for (std::size_t i = 0; i < source.size(); ++i) {
       const index_t a = source[i], b = target[i];
-      kvmeld::copy(kv_.head(a), of(a).state, kv_.head(b), of(b).state);
-      this->hold_to(b, of(a).limit, of(a).sealed, of(a).goes_on);
+      kvmeld::copy(all.kv_.head(a), all.of(a).state, kv_.head(b), of(b).state);
+      this->hold_to(b, all.of(a).limit, all.of(a).sealed, all.of(a).goes_on);
+      kv_.count_pages(b);
     }
     drafts_[as_size(to)].clear();
+  }
+  /// Refused: head `a` of another compressor that this one could not go on with as head `b`.
+  void expect_same(const request_calls& all, index_t a, index_t b) const {
+    attention_spec theirs = all.kv_.head(a).spec();
+    const attention_spec& ours = kv_.head(b).spec();
+    theirs.check_finite = ours.check_finite;
+    expects(theirs == ours, "copy: expected the attention of head ", b,
+            " (its attention_spec), got another in head ", a);
+    expects(same_parameters(all.policy_of(a), this->policy_of(b)), "copy: expected a request of ",
+            this->policy_of(b).name(), " with the same parameters, got one of ",
+            all.policy_of(a).name(), " in head ", a);
+    expects(all.alike(a) == this->alike(b),
+            "copy: expected requests whose layers keep the same tokens in both or in none, got one "
+            "of each");
+    const index_t sealed = all.of(a).sealed;
+    expects(sealed % kv_.head(b).page_slots() == 0,
+            "copy: expected sealed slots in whole pages of ", kv_.head(b).page_slots(), ", got ",
+            sealed, " in head ", a);
+    this->expect_room("copy", b, sealed, all.of(a).limit);
   }
 
   /// What heads are held to, with a checksum, then the heads.

@@ -31,6 +31,8 @@ struct attention_spec {
   index_t window = 0;                    ///< tokens seen, the query's own among them; 0: all
   bool check_finite = false;  ///< refuse NaN and Inf in queries, keys and values; costs a pass
 
+  bool operator==(const attention_spec&) const = default;
+
   index_t query_heads() const { return kv_heads * group; }
   index_t dim_of_values() const { return value_dim == 0 ? key_dim : value_dim; }
 

@@ -148,10 +148,8 @@ class head_state : private detail::state_fields {
     length_ = 0;
     observed_ = 0;
   }
-  /// Copies all numbers of `from`, without allocation. The capacities may differ, unless the layout
-  /// of the policy's memory depends on them. Refused, with nothing changed: another policy's,
-  /// memory of another size or layout, more slots than there is room for.
-  void copy(const head_state& from) {
+  /// Throws where `copy` would.
+  void expect_copy(const head_state& from) const {
     expects(policy_ == from.policy_, "copy: expected a state for ", policy(), ", got one for ",
             from.policy());
     const bool follows = memory_follows_capacity_ && !memory_.empty();
@@ -164,6 +162,12 @@ class head_state : private detail::state_fields {
             " floats, got one of ", from.slot_stats(), " and ", from.memory_.size());
     expects(errc::no_capacity, from.length_ <= capacity_, "copy: expected a state for at least ",
             from.length_, " slots, got ", capacity_);
+  }
+  /// Copies all numbers of `from`, without allocation. The capacities may differ, unless the layout
+  /// of the policy's memory depends on them. Refused, with nothing changed: another policy's,
+  /// memory of another size or layout, more slots than there is room for.
+  void copy(const head_state& from) {
+    expect_copy(from);
     for (index_t c = 0; c < slot_stats(); ++c) {
       std::copy_n(from.columns_.data() + from.offset(c), from.length_, columns_.data() + offset(c));
     }
