@@ -12,7 +12,6 @@ using kvmeld::kv_head;
 using kvmeld::merge_plan;
 using kvmeld::observation;
 using kvmeld::query_view;
-using kvmeld::slot_removal;
 using kvmeld::slot_scratch;
 using hook = kvmeld::detail::hook_names;
 using kvmeld::detail::misdeclared;
@@ -62,14 +61,7 @@ struct plans : least {
 struct guards : least {
   kvmeld::protection protects(const kv_head auto&) const { return {}; }
 };
-struct chooses : least {
-  slot_removal choose_victim(const kv_head auto&, const head_state&) const { return {}; }
-};
-struct predicts : least {
-  void predict_victim(const kv_head auto&, head_state&, index_t) const {}
-};
 struct updates : least {
-  void update_memory(const kv_head auto&, head_state&, const slot_removal&, slot_scratch&) const {}
   void update_memory(const kv_head auto&, head_state&, const merge_plan&, slot_scratch&) {}
 };
 struct ends_compress : least {
@@ -103,8 +95,6 @@ static_assert(misdeclared<validates>() == &hook::validate);
 static_assert(misdeclared<combines>() == &hook::combine);
 static_assert(misdeclared<plans>() == &hook::plan);
 static_assert(misdeclared<guards>() == &hook::protects);
-static_assert(misdeclared<chooses>() == &hook::choose_victim);
-static_assert(misdeclared<predicts>() == &hook::predict_victim);
 static_assert(misdeclared<updates>() == &hook::update_memory);
 static_assert(misdeclared<ends_compress>() == &hook::after_compress);
 static_assert(misdeclared<masses>() == &hook::mass);

@@ -24,7 +24,9 @@ struct tiny {
   tiny() {
     kv.append(0, std::vector<float>{9, 9, 1, -2}, std::vector<float>{9, 9, 3, 4});
     state[0].extend(2);
-    kvmeld::apply(kvmeld::slot_removal{.removed = 0}, kv.head(0), state[0]);
+    kvmeld::merge_plan second_alone;
+    second_alone.reset(2), second_alone.keep(1, 0);
+    kvmeld::apply(second_alone, kv.head(0), state[0]);
     kv.head(0).log_mass(0) = 2.5F;
     state[0].column(0)[0] = 8, state[0].column(1)[0] = -0.25F;
     state[0].memory()[0] = std::bit_cast<float>(0x7FA00001);  // a signalling NaN

@@ -51,18 +51,7 @@ struct fragile {
       out.keep(s, head.log_mass(s));
     }
   }
-  std::optional<kvmeld::slot_removal> choose_victim(const kvmeld::kv_head auto&,
-                                                    const kvmeld::head_state&, index_t,
-                                                    const kvmeld::fused_similarity&) const {
-    touch();
-    return kvmeld::slot_removal{.removed = 0};
-  }
-  void predict_victim(const kvmeld::kv_head auto&, kvmeld::head_state&, index_t,
-                      kvmeld::fused_similarity&) const {
-    touch();
-  }
-  template <class Change>
-  void update_memory(const kvmeld::kv_head auto&, kvmeld::head_state&, const Change&,
+  void update_memory(const kvmeld::kv_head auto&, kvmeld::head_state&, const kvmeld::merge_plan&,
                      kvmeld::slot_scratch&) const {
     touch();
   }

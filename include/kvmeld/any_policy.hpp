@@ -192,7 +192,7 @@ extern template class hooks<cam>;
 extern template class hooks<dropkv>;
 extern template class hooks<any_massfold>;
 extern template void attend(const head_ref&, const log_mass_of&, const float*, float*,
-                            std::span<float>, std::span<float>, fused_similarity*);
+                            std::span<float>, std::span<float>);
 extern template void column_scores(const head_ref&, const query_view<float>&, const column_options&,
                                    const column_sums&);
 #endif

@@ -25,12 +25,6 @@ struct oldest {
         head, target, kvmeld::protected_slots(head, 0, 1),
         [&](auto s) { return -head.position(s); }, work, out);
   }
-  kvmeld::slot_removal choose_victim(const kvmeld::kv_head auto& head, const kvmeld::head_state&,
-                                     kvmeld::index_t, const kvmeld::fused_similarity&) const {
-    return {.removed =
-                kvmeld::search::lowest_scored(head.length(), kvmeld::protected_slots(head, 0, 1),
-                                              [&](auto s) { return -head.position(s); })};
-  }
 };
 
 struct oldest_rule : kvmeld::cuda::no_rule {

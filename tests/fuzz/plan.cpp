@@ -7,6 +7,7 @@
 #include "bytes.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/merge/apply.hpp"
+#include "support/placed.hpp"
 #include "support/typed_cache.hpp"
 
 namespace {
@@ -42,9 +43,10 @@ bool refused(const fixtures::head_view<float>& head, const auto& call) {
 /// summed, and the sum of the terms' sizes. `[rows, dim]`
 struct expected_rows {
   std::vector<double> sum, size;
+  std::vector<index_t> slot;  // [rows]
 
-  expected_rows(const kvmeld::merge_plan& plan, const fixtures::head_view<float>& head,
-                bool values) {
+  expected_rows(const kvmeld::merge_plan& plan, const fixtures::head_view<float>& head, bool values)
+      : slot(fixtures::placed(plan)) {
     for (index_t r = 0; r < plan.rows(); ++r) {
       const auto delta = values ? plan.value_correction(r) : plan.key_correction(r);
       for (index_t i = 0; i < dim; ++i) {
@@ -61,8 +63,8 @@ struct expected_rows {
   }
   void hold(const fixtures::head_view<float>& head, bool values) const {
     for (std::size_t n = 0; n < sum.size(); ++n) {
-      const auto r = static_cast<index_t>(n) / dim, i = static_cast<index_t>(n) % dim;
-      const double x = values ? head.value(r)[i] : head.key(r)[i];
+      const index_t s = slot[n / dim], i = static_cast<index_t>(n) % dim;
+      const double x = values ? head.value(s)[i] : head.key(s)[i];
       // Terms that are no numbers, or overflow in float, promise nothing.
       const bool tame = size[n] < double{std::numeric_limits<float>::max()} / 2;
       fuzz::must(!tame || std::abs(x - sum[n]) <= 1e-5 * size[n] + 1e-37, "the plan's rows");
@@ -85,7 +87,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   kvmeld::merge_plan plan;
   plan.reset(in.below(4) == 0 ? static_cast<index_t>(in.next<std::int8_t>()) : head.length());
   while (!in.empty()) {
-    switch (in.below(8)) {
+    switch (in.below(7)) {
       case 0:
         plan.end_row(in.number());
         break;
@@ -98,15 +100,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       case 3:
         plan.keep(in.below(capacity), in.number());
         break;
-      case 4: {
-        const kvmeld::slot_removal d{in.next<std::int8_t>(), in.next<std::int8_t>(), in.number(),
-                                     in.number(), in.number()};
-        const index_t length = head.length();
-        if (!refused(head, [&] { apply(d, head, state); })) {
-          fuzz::must(head.length() == length - (d.removed >= 0 ? 1 : 0), "one slot is removed");
-        }
-        break;
-      }
       default:
         plan.add({static_cast<index_t>(in.next<std::int8_t>() % 16), in.number(), in.number()});
     }
@@ -129,9 +122,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                "lawful, not refused");
   } else {
     fuzz::must(lawful && head.length() == plan.rows() && state.length() == plan.rows(), "rows");
+    const auto slot = fixtures::placed(plan);
     for (index_t r = 0; r < plan.rows(); ++r) {
-      fuzz::must(head.log_mass(r) == plan.log_mass(r), "log-mass");  // finite: it was checked
-      fuzz::must(head.position(r) == positions[static_cast<std::size_t>(r)], "positions");
+      const index_t s = slot[static_cast<std::size_t>(r)];
+      fuzz::must(head.log_mass(s) == plan.log_mass(r), "log-mass");  // finite: it was checked
+      fuzz::must(head.position(s) == positions[static_cast<std::size_t>(r)], "positions");
     }
     expected.at(0).hold(head, false), expected.at(1).hold(head, true);
   }

@@ -166,17 +166,6 @@ TEST_CASE("one memory takes no values, and merges keys and values alike", "[late
   auto corrected = plan_of(0.5F, 0.5F);
   corrected.correct_values(std::vector<float>(latent), latent);
   CHECK_THROWS_WITH(apply(corrected, kv.head(0)), Catch::Contains("expected no correction"));
-  CHECK_THROWS_WITH(
-      apply(kvmeld::slot_removal{.removed = 1, .share_count = 1, .share_until_position = 2},
-            kv.head(0)),
-      Catch::Contains("expected no correction"));
-  CHECK_THROWS_WITH(apply(kvmeld::slot_removal{.removed = 1,
-                                               .into = 2,
-                                               .kept_weight = 0.5F,
-                                               .removed_weight = 0.5F,
-                                               .kept_key_weight = 1},
-                          kv.head(0)),
-                    Catch::Contains("expected one weight for key and value"));
   CHECK(x.rows == before);
   CHECK_NOTHROW(apply(plan_of(0.5F, 0.5F), kv.head(0)));
 }

@@ -144,8 +144,6 @@ TEMPLATE_TEST_CASE("a strided view does what a cache does, and only to its slots
           auto a = kvmeld::make_head_state(kvmeld::h2o{}, e.kv.head(h)), b = a;
           apply(some_plan(lengths[at(h)]), e.kv.head(h), a);
           apply(some_plan(lengths[at(h)]), owning.head(h), b);
-          apply(kvmeld::slot_removal{0, 1, 0.5F, 0.25F, 2}, e.kv.head(h), a);
-          apply(kvmeld::slot_removal{0, 1, 0.5F, 0.25F, 2}, owning.head(h), b);
           CHECK(fixtures::bytes_of(e.kv.head(h)) == fixtures::bytes_of(owning.head(h)));
         }
         memory_is(e.keys, keys, owning, false, lengths);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Plans and removals carried out for a policy: what is refused changes nothing, its memory
-// included.
+// Plans carried out for a policy: what is refused changes nothing, its memory included.
 #include <catch2/catch.hpp>
 
 #include "kvmeld/policies/d2o.hpp"
@@ -15,7 +14,6 @@ namespace apply_test {
 
 using kvmeld::index_t;
 using kvmeld::merge_plan;
-using kvmeld::slot_removal;
 
 constexpr index_t dim = 8, tokens = 40, target = 20;
 
@@ -66,16 +64,15 @@ struct planned {
     }
     return all;
   }
-  template <class Change>
-  void refuses(const Change& change, const char* message) {
+  void refuses(const merge_plan& change, const char* message) {
     const auto before = everything();
     CHECK_THROWS_WITH(apply(policy, change, kv.head(0), state[0], work), Catch::Contains(message));
     CHECK(everything() == before);
   }
 };
 
-TEMPLATE_TEST_CASE("a plan or a removal that a policy's head refuses changes nothing",
-                   "[plan][errors]", kvmeld::d2o, kvmeld::ems, kvmeld::key_diff) {
+TEMPLATE_TEST_CASE("a plan that a policy's head refuses changes nothing", "[plan][errors]",
+                   kvmeld::d2o, kvmeld::ems, kvmeld::key_diff) {
   planned<TestType> head;
   SECTION("a plan for another length") {
     const auto row = numbers(dim);
@@ -93,12 +90,6 @@ TEMPLATE_TEST_CASE("a plan or a removal that a policy's head refuses changes not
     corrected.correct_values(std::vector<float>(static_cast<std::size_t>(target)), 1);
     head.refuses(corrected, "expected a value correction of dim 8");
   }
-  SECTION("removals of slots that are not there") {
-    for (const auto& [removed, into] : {std::pair{tokens, 0}, {-2, 0}, {0, tokens}, {3, 3}}) {
-      head.refuses(slot_removal{.removed = removed, .into = into, .measured = 0.5F},
-                   "slot_removal");
-    }
-  }
   SECTION("a state that is too small, or another policy's") {
     const kvmeld::h2o other;
     fixtures::state of_h2o = fixtures::make_state(other, head.kv);
@@ -108,8 +99,6 @@ TEMPLATE_TEST_CASE("a plan or a removal that a policy's head refuses changes not
   }
   SECTION("what fits is carried out") {
     apply(head.policy, head.plan, head.kv.head(0), head.state[0], head.work);
-    CHECK(head.kv.head(0).length() == target);
-    apply(head.policy, slot_removal{}, head.kv.head(0), head.state[0], head.work);
     CHECK(head.kv.head(0).length() == target);
   }
 }

@@ -48,12 +48,6 @@ TEST_CASE("the threshold of d2o follows the oracle's over 1000 steps", "[oracle]
   fixtures::agree(d2o{}, oracle::d2o{}, s, 1e-4, same_threshold);
 }
 
-TEST_CASE("a removal of d2o is its plan", "[laws]") {
-  fixtures::removes_as_planned(d2o{}, 30, 8, 60);
-  fixtures::removes_as_planned(d2o{.sinks = 0, .beta = 1}, 17, 33, 60);
-  fixtures::removes_as_planned(d2o{.counts = true, .weights = d2o::weighting::code}, 30, 8, 60);
-}
-
 TEST_CASE("d2o that counts: copies of a token attend as all of them did", "[d2o]") {
   // All keys are one of three, values too: only copies are alike enough to merge (beta 0 keeps the
   // first threshold, which is 1 less rounding). What the full cache gives, the merged one gives.

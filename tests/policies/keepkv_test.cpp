@@ -231,15 +231,6 @@ TEST_CASE("keepkv keeps the present output with decay 0 and group 1, else nearly
   }
 }
 
-TEST_CASE("a removal of keepkv is its plan", "[laws]") {
-  fixtures::removes_as_planned(keepkv{.similarity = 0.3F}, 30, 8, 60);
-  fixtures::removes_as_planned(keepkv{.sinks = 0, .similarity = -1}, 17, 33, 60);
-  fixtures::removes_as_planned(
-      keepkv{.similarity = 0.3F, .variant = keepkv::mode::code, .window = 5}, 30, 8, 60);
-  fixtures::removes_as_planned(
-      keepkv{.variant = keepkv::mode::code, .window = 5, .distance_weight = 2}, 30, 8, 60);
-}
-
 TEST_CASE("keepkv's votes count tokens in code mode when all merge", "[keepkv]") {
   const keepkv policy{.sinks = 2, .similarity = -1, .variant = keepkv::mode::code, .window = 8};
   auto kv = fixtures::random_cache(40, 4, 2, 41);

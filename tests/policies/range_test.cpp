@@ -122,17 +122,4 @@ TEST_CASE("what a storage cannot hold is evicted, not merged", "[half]") {
   CHECK_THROWS_AS(check(broken), kvmeld::error);
 }
 
-TEST_CASE("a removal that a storage cannot hold evicts", "[half]") {
-  fixtures::cache<Eigen::half> kv{{.heads = 1, .dim = 2, .capacity = 4}};
-  kv.append(0, std::vector<float>{1, 2, 3, 4}, std::vector<float>{4e4F, 1, 4e4F, 2});
-  const kvmeld::slot_removal sum{.removed = 1, .into = 0, .removed_weight = 1, .measured = 2.0F};
-  auto d = sum;
-  kvmeld::merge::keep_in_range(kv.head(0), d);
-  CHECK(d.into == kvmeld::slot_removal::nowhere);
-  CHECK((d.removed == 1 && d.measured == 2.0F));
-  d = sum, d.kept_weight = d.removed_weight = 0.5F;
-  kvmeld::merge::keep_in_range(kv.head(0), d);
-  CHECK(d.into == 0);
-}
-
 }  // namespace range_test

@@ -62,10 +62,6 @@ off drift(const any_policy& p, float first) {
       kvmeld::to_floats(kvmeld::row<Storage>{stored}, dim, x->data());
       rotated ? kvmeld::detail::hadamard(x->data(), dim) : void();
     }
-    const auto change = [&](const auto& made) {
-      apply(p, made, head, decides.state[0], work.scratch);
-      apply(p, made, other, follows.state[0], work.scratch);
-    };
     head.push(k.data(), v.data()), other.push(k.data(), v.data());
     decides.state[0].extend(head.length()), follows.state[0].extend(head.length());
     const auto length = static_cast<std::size_t>(head.length());
@@ -78,16 +74,18 @@ off drift(const any_policy& p, float first) {
     kvmeld::observe(p, head, decides.state[0], work, seen);
     kvmeld::observe(p, other, follows.state[0], work, seen);
     if (b.reached(head.length())) {
-      const auto one = head.length() == b.slots + 1
-                           ? kvmeld::hooks(p).choose_victim(head, decides.state[0], b.slots)
-                           : std::nullopt;
-      if (one) {
-        change(*one);
-      } else {
-        plan(p, head, decides.state[0], b.slots, work.scratch, work.plan);
-        const kvmeld::merge_plan made = work.plan;
-        change(made);
+      plan(p, head, decides.state[0], b.slots, work.scratch, work.plan);
+      apply(p, work.plan, head, decides.state[0], work.scratch);
+      if (other.rotates_values() && !work.plan.value_corrections().empty()) {
+        const auto of_plan = work.plan.value_corrections();
+        std::vector<float> corrections(of_plan.begin(), of_plan.end());
+        for (std::size_t r = 0; r < corrections.size(); r += dim) {
+          kvmeld::detail::hadamard(corrections.data() + r, dim);
+        }
+        work.plan.correct_values(corrections, dim);
+        work.plan.set_for_rotated_values(true);
       }
+      apply(p, work.plan, other, follows.state[0], work.scratch);
     }
     if (head.length() <= b.slots) {
       kvmeld::hooks(p).after_compress(head, decides.state[0], b.slots);

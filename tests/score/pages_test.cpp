@@ -23,20 +23,10 @@ struct outputs {
   bool operator==(const outputs&) const = default;
 };
 
-/// Alone, and compared with a slot by key and by value.
-outputs attend(const kvmeld::head_ref& head, const std::vector<float>& q, bool compares) {
+outputs attend(const kvmeld::head_ref& head, const std::vector<float>& q) {
   outputs x{std::vector<float>(as_size(head.group(), head.value_dim())),
             std::vector<float>(as_size(head.group(), head.length()))};
-  kvmeld::fused_similarity comparison;
-  comparison.request(head, compares ? 5 : kvmeld::fused_similarity::npos, true);
-  kvmeld::attend(head, q.data(), x.out.data(), x.probabilities, {}, &comparison);
-  if (compares) {
-    REQUIRE(comparison.is_about(5, head.length()));
-    for (const auto* of : {&comparison.keys(), &comparison.values()}) {
-      x.out.insert(x.out.end(), of->dot.begin(), of->dot.begin() + head.length());
-      x.out.insert(x.out.end(), of->norm.begin(), of->norm.begin() + head.length());
-    }
-  }
+  kvmeld::attend(head, q.data(), x.out.data(), x.probabilities);
   return x;
 }
 
@@ -70,12 +60,7 @@ void check(index_t slots, kvmeld::layout how, index_t dim, index_t value_dim, in
   own.append(own.heads(0, 0), keys, values, length);
   const auto q = fixtures::normal(group * dim);
   for (index_t h = 0; h < heads; ++h) {
-    for (const bool compares : {false, true}) {
-      CHECK(attend(paged.head(h), q, compares) == attend(own.head(h), q, compares));
-    }
-    const outputs alone = attend(own.head(h), q, false), compared = attend(own.head(h), q, true);
-    CHECK(std::ranges::equal(alone.out, std::span(compared.out).first(alone.out.size())));
-    CHECK(alone.probabilities == compared.probabilities);
+    CHECK(attend(paged.head(h), q) == attend(own.head(h), q));
   }
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>  // std::min
 #include <limits>     // std::numeric_limits
-#include <optional>
 #include <span>
 
 #include "kvmeld/compress/workspace.hpp"
@@ -199,9 +198,9 @@ void compress(const P& p, const head_ref& head, head_state& state, workspace& wo
 
 /// One decode step of one head: append, attend, observe, return to the budget. `q [group, dim]`,
 /// `k [dim]`, `v [value_dim]` (in one memory none), `out [group, value_dim]`. Nothing is allocated,
-/// save by a workspace that has not been reserved for such a head; when one slot is removed, the
-/// new token takes its place. False: the output is not finite (NaN or Inf came in, or were in the
-/// head); the head and its state are as they were.
+/// save by a workspace that has not been reserved for such a head; slots that stay do not move, so
+/// where one is freed the new token takes its place. False: the output is not finite (NaN or Inf
+/// came in, or were in the head); the head and its state are as they were.
 template <policy P>
 bool try_step(const P& p, const head_ref& head, head_state& state, workspace& work, const float* q,
               const float* k, const float* v, const budget& b, float* out) {
@@ -219,13 +218,7 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
           : std::span<float>();
   const auto log_sum_exp =
       std::span(work.log_sum_exp).first(probabilities.empty() ? 0 : as_size(head.group()));
-  const bool full = traits::evicts(p) && b.reached(head.length());
-  const bool removes_one = full && head.length() == b.slots + 1;
-  work.comparison.reset();
-  if (removes_one) {
-    hooks(p).predict_victim(head, state, b.slots, work.comparison, q);
-  }
-  hooks(p).attend(head, state, q, out, probabilities, log_sum_exp, &work.comparison);
+  hooks(p).attend(head, state, q, out, probabilities, log_sum_exp);
   if (!detail::all_finite(out, head.group() * head.value_dim())) {
     head.restore(head.length() - 1, head.next_position() - 1);
     state.truncate(known);
@@ -235,15 +228,9 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
     observe(p, head, state, work,
             {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
   }
-  if (full) {
-    const auto one =
-        removes_one ? hooks(p).choose_victim(head, state, b.slots, work.comparison) : std::nullopt;
-    if (one) {
-      apply(p, *one, head, state, work.scratch);
-    } else {
-      plan(p, head, state, b.slots, work.scratch, work.plan);
-      apply(p, work.plan, head, state, work.scratch);
-    }
+  if (traits::evicts(p) && b.reached(head.length())) {
+    plan(p, head, state, b.slots, work.scratch, work.plan);
+    apply(p, work.plan, head, state, work.scratch);
   }
   if (head.length() <= b.slots) {
     hooks(p).after_compress(head, state, b.slots);

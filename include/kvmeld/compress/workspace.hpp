@@ -9,7 +9,6 @@
 
 #include "kvmeld/memory/view.hpp"
 #include "kvmeld/merge/plan.hpp"
-#include "kvmeld/score/fused_similarity.hpp"
 #include "kvmeld/search/select.hpp"
 
 namespace kvmeld::inline v0 {
@@ -23,7 +22,6 @@ struct workspace {
   std::vector<float> own_output;   ///< [group, row_dim] of attention behind a seal
   slot_scratch scratch;            ///< of planning
   merge_plan plan;                 ///< the last plan made
-  fused_similarity comparison;     ///< what the last step's attention has compared
 
   void reserve(const head_ref& head) { reserve(head.group(), head.row_dim(), head.capacity()); }
   /// `dim`: of keys or values, the larger.

@@ -11,7 +11,6 @@
 #include "kvmeld/memory/tile.hpp"
 #include "kvmeld/merge/merge_rows.hpp"
 #include "kvmeld/merge/plan.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
 
 namespace kvmeld::inline v0 {
 namespace merge {
@@ -32,12 +31,11 @@ inline void move_slot(const head_ref& head, head_state& state, index_t to, index
   move_metadata(head, state, to, from);
 }
 
-/// Makes a row's anchor what its sources and corrections say. Numbers that would stay as they are
-/// are not written.
+/// Makes a row's anchor what its sources and corrections say, but for its log-mass. Numbers that
+/// would stay as they are are not written.
 inline void merge_into_anchor(const head_ref& head, head_state& state,
-                              std::span<const merge_source> sources, float log_mass,
-                              std::span<const float> delta_k = {},
-                              std::span<const float> delta_v = {}) {
+                              std::span<const merge_source> sources, std::span<const float> delta_k,
+                              std::span<const float> delta_v) {
   const auto merge = [&](index_t dim, float merge_source::*weight, std::span<const float> delta,
                          auto row_of) {
     const auto others = sources.subspan(1);
@@ -52,7 +50,6 @@ inline void merge_into_anchor(const head_ref& head, head_state& state,
   merge(head.own_value_dim(), &merge_source::value_weight, delta_v,
         [&](index_t s) { return head.value(s); });
   const auto anchor = as_size(sources.front().source);
-  head.log_mass(sources.front().source) = log_mass;
   for (index_t c = 0; c < state.slot_stats(); ++c) {
     const auto column = state.column(c);
     for (const merge_source& e : sources.subspan(1)) {
@@ -118,14 +115,6 @@ inline void expect_mergeable(const head_ref& head, std::span<const merge_source>
           s);
 }
 
-/// Does a row change its anchor's numbers?
-inline bool changes_rows(const merge_plan& plan, index_t r) {
-  const auto sources = plan.row(r);
-  return sources.size() > 1 || sources.front().key_weight != 1.0F ||
-         sources.front().value_weight != 1.0F || !plan.key_correction(r).empty() ||
-         !plan.value_correction(r).empty();
-}
-
 /// Throws unless `plan` obeys its laws and fits `head` and `state`; changes nothing.
 inline void expect_applies(const merge_plan& plan, const head_ref& head, const head_state& state) {
   expects(plan.length() == head.length(), "apply: expected a plan of ", head.length(),
@@ -149,84 +138,36 @@ inline void expect_applies(const merge_plan& plan, const head_ref& head, const h
   }
 }
 
-/// Throws unless `d` names slots of `head`, and `state` has numbers for all of them; changes
-/// nothing.
-inline void expect_applies(const slot_removal& d, const head_ref& head, const head_state& state) {
-  if (d.removed == slot_removal::nowhere) {
-    return;
-  }
-  expects(d.removed >= 0 && d.removed < head.length(), "slot_removal: expected a slot from 0 to ",
-          head.length() - 1, ", got ", d.removed);
-  expects(d.into >= slot_removal::nowhere && d.into < head.length() && d.into != d.removed,
-          "slot_removal: expected another slot (or nowhere) to merge into, got ", d.into);
-  state.expect_capacity(head.length());
-  if (d.into != slot_removal::nowhere) {
-    expect_mergeable(head, d.sources(), false);
-  }
-  if (d.share_count > 0) {
-    const merge_source shared[] = {{d.removed}};
-    expect_mergeable(head, shared, true);
-  }
-}
-
 /// Carries out a plan that `expect_applies` accepts.
 inline void carry_out(const merge_plan& plan, const head_ref& head, head_state& state) {
   state.extend(head.length());
   for (index_t r = 0; r < plan.rows(); ++r) {
-    merge_into_anchor(head, state, plan.row(r), plan.log_mass(r), plan.key_correction(r),
-                      plan.value_correction(r));
-  }
-  for (index_t r = 0; r < plan.rows(); ++r) {
-    if (const index_t anchor = plan.anchor(r); anchor != r) {
-      move_slot(head, state, r, anchor);
+    if (changes_rows(plan, r)) {
+      merge_into_anchor(head, state, plan.row(r), plan.key_correction(r), plan.value_correction(r));
     }
+    head.log_mass(plan.anchor(r)) = plan.log_mass(r);
+  }
+  const auto stays = [&](index_t r) { return plan.anchor(r) < plan.rows(); };
+  index_t staying = 0, hole = 0;  // rows whose anchors are below `hole`
+  for (index_t r = 0; r < plan.rows(); ++r) {
+    if (stays(r)) {
+      continue;
+    }
+    for (; stays(staying) && plan.anchor(staying) == hole; ++hole) {
+      ++staying;
+    }
+    move_slot(head, state, hole++, plan.anchor(r));
   }
   head.truncate(plan.rows());
   state.truncate(plan.rows());
 }
 
-/// Adds the value of the removed slot in equal parts to the slots behind it.
-inline void share_value(const slot_removal& d, const head_ref& head) {
-  const index_t from = head.position(d.removed);
-  float share[detail::row_floats];
-  const index_t dim = head.value_dim();
-  to_floats(head.value(d.removed), dim, share);
-  for (float& x : std::span(share, as_size(dim))) {
-    x /= static_cast<float>(d.share_count);
-  }
-  for (index_t s = 0; s < head.length(); ++s) {
-    if (head.position(s) > from && head.position(s) <= d.share_until_position) {
-      const merge_source own[] = {{s}};
-      merge_rows(dim, own, &merge_source::value_weight, std::span(share, as_size(dim)),
-                 [&](index_t r) { return head.value(r); });
-    }
-  }
-}
-
-/// Carries out a removal that `expect_applies` accepts.
-inline void carry_out(const slot_removal& d, const head_ref& head, head_state& state) {
-  if (d.removed == slot_removal::nowhere) {
-    return;
-  }
-  state.extend(head.length());
-  if (d.into != slot_removal::nowhere) {
-    merge_into_anchor(head, state, d.sources(), d.log_mass);
-  }
-  if (d.share_count > 0) {
-    share_value(d, head);
-  }
-  const index_t last = head.length() - 1;
-  if (d.removed != last) {
-    move_slot(head, state, d.removed, last);
-  }
-  head.truncate(last);
-  state.truncate(last);
-}
-
 }  // namespace merge
 
-/// Makes `head` what `plan` says, in place and without scratch: first every row is folded into its
-/// anchor's slot, which no other row reads, then the anchors move down in order.
+/// Makes `head` what `plan` says, in place and without scratch: first every row is merged into its
+/// anchor's slot, which no other row reads. Then the rows whose anchors lie at `plan.rows()` or
+/// beyond move into the slots that are free below, in ascending order; all others stay where they
+/// are. So a plan for one slot less moves the last slot into the freed one, in O(dim).
 /// A row that is one unchanged slot keeps its bytes, as do rows whose correction is 0. Refused,
 /// with nothing changed: a plan that breaks its laws (`check`), or is for another length or dim;
 /// merging where values lie in the memory of keys.
@@ -235,20 +176,12 @@ inline void apply(const merge_plan& plan, const head_ref& head, head_state& stat
   merge::carry_out(plan, head, state);
 }
 
-/// Carries out a removal: O(dim), no compaction; the last slot moves to the freed one. Refused,
-/// with nothing changed: slots that are not there.
-inline void apply(const slot_removal& d, const head_ref& head, head_state& state) {
-  merge::expect_applies(d, head, state);
-  merge::carry_out(d, head, state);
-}
-
-/// The same plan or removal on a second cache, which no policy keeps a state for: a draft
-/// model's, or the same rows in another storage. Refused too: corrections of values where one of
-/// the two storages holds them rotated.
-template <class Change>
-inline void apply(const Change& change, const head_ref& head) {
+/// The same plan on a second cache, which no policy keeps a state for: a draft model's, or the same
+/// rows in another storage. Refused too: corrections of values where one of the two storages holds
+/// them rotated.
+inline void apply(const merge_plan& plan, const head_ref& head) {
   head_state none({}, 0, head.length());
-  apply(change, head, none);
+  apply(plan, head, none);
 }
 
 }  // namespace kvmeld::inline v0

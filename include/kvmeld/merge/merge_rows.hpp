@@ -113,6 +113,9 @@ inline void keep_in_range(const head_ref& head, merge_plan& plan) {
     return std::all_of(delta.begin(), delta.end(), [](float x) { return std::isfinite(x); });
   };
   for (index_t r = 0; r < plan.rows(); ++r) {
+    if (!changes_rows(plan, r)) {
+      continue;
+    }
     const auto sources = plan.row(r);
     const auto delta_k = plan.key_correction(r), delta_v = plan.value_correction(r);
     const bool ordinary = std::all_of(sources.begin(), sources.end(), [](const merge_source& e) {
@@ -126,13 +129,6 @@ inline void keep_in_range(const head_ref& head, merge_plan& plan) {
     if (!fits(head, sources, {}, {})) {
       plan.evict_others(r, head.log_mass(sources.front().source));
     }
-  }
-}
-
-/// A removal whose merge would not be finite evicts instead.
-inline void keep_in_range(const head_ref& head, slot_removal& d) {
-  if (d.into != slot_removal::nowhere && !fits(head, d.sources(), {}, {})) {
-    d = {.removed = d.removed, .measured = d.measured};
   }
 }
 
@@ -169,7 +165,7 @@ class float_rows {
   float_rows(std::span<float> memory, index_t rows, const head_ref& head)
       : memory_(memory.data()), rows_(rows), dim_(head.dim()), value_dim_(head.own_value_dim()) {}
 
-  /// Before a plan's row or a removal is applied: its key and value in float. `sources`: the
+  /// Before a plan's row is applied: its key and value in float. `sources`: the
   /// anchor, then the others. A slot that has no row here begins with its stored one.
   void merge(const kv_head auto& head, std::span<const merge_source> sources) const {
     const index_t anchor = sources.front().source;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kvmeld/memory/view.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/merge/source.hpp"
 
 namespace kvmeld::inline v0 {
 
@@ -22,6 +22,7 @@ namespace kvmeld::inline v0 {
 ///
 /// The first source of a row is its anchor: its position survives. Laws (`check`): sources are
 /// unique, anchors ascend, so that `apply` needs no scratch. A slot that is no source is evicted.
+/// Rows are in no slot yet: `apply` leaves those whose anchor lies below `rows()` where they are.
 ///
 ///     slots 0 1 2 3 4 5 → rows {0} {2, 1, 3} {5}      W = | 1 . . . . . |
 ///                                                         | . ⅓ ⅓ ⅓ . . |   (anchor 2)
@@ -207,6 +208,18 @@ inline void check(const merge_plan& plan) {
     }
   }
 }
+
+namespace merge {
+
+/// Does a row change its anchor's key or value?
+inline bool changes_rows(const merge_plan& plan, index_t r) {
+  const auto sources = plan.row(r);
+  return sources.size() > 1 || sources.front().key_weight != 1.0F ||
+         sources.front().value_weight != 1.0F || !plan.key_correction(r).empty() ||
+         !plan.value_correction(r).empty();
+}
+
+}  // namespace merge
 
 /// Makes `out` the plan that changes nothing.
 void keep_all(const kv_head auto& head, merge_plan& out) {

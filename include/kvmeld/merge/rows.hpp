@@ -31,26 +31,34 @@ void keep_marked(const kv_head auto& head, const slot_scratch& work, merge_plan&
   }
 }
 
-/// The slots that stay in a row, into `work.order`: by anchor (`work.row_of`), the anchor first,
-/// then the others ascending.
+/// The slots that stay in a row, into `work.order`: by anchor (`work.row_of`; an anchor's is
+/// itself), the anchor first, then the others ascending.
 inline void sort_rows(slot_scratch& work) {
   const auto& into = work.row_of;
-  auto& order = work.order;
-  order.clear();
-  for (index_t s = 0; s < static_cast<index_t>(into.size()); ++s) {
-    if (into[s] >= 0) {
-      order.push_back(s);
+  const auto n = static_cast<index_t>(into.size());
+  auto &order = work.order, &place = work.places;
+  place.assign(into.size(), 0);  // of an anchor: its members, then where its next one belongs
+  for (const index_t anchor : into) {
+    if (anchor >= 0) {
+      ++place[anchor];
     }
   }
-  const auto anchor_first = [&](index_t s) {
-    return 2 * static_cast<std::uint64_t>(into[s]) + (into[s] != s ? 1U : 0U);
-  };
-  detail::sort_slots(order, anchor_first, work.keyed);
+  order.clear();
+  for (index_t anchor = 0; anchor < n; ++anchor) {
+    const auto members = as_size(place[anchor]), first = order.size();
+    order.resize(first + members, anchor);
+    place[anchor] = static_cast<index_t>(first) + 1;
+  }
+  for (index_t s = 0; s < n; ++s) {
+    if (into[s] >= 0 && into[s] != s) {
+      order[place[into[s]]++] = s;
+    }
+  }
 }
 
 /// Calls `row(members)` for every row that `work.row_of` (slot ↦ anchor of its row, −1: evicted)
 /// describes, by ascending anchor; `members` are the anchor, then the others ascending. They lie in
-/// `work.order`. O(length log length).
+/// `work.order`. O(length).
 template <class Row>
 void for_each_row(slot_scratch& work, Row row) {
   sort_rows(work);

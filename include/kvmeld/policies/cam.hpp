@@ -5,6 +5,7 @@
 
 #include "kvmeld/detail/arena.hpp"
 #include "kvmeld/detail/arithmetic.hpp"
+#include "kvmeld/memory/tile.hpp"
 #include "kvmeld/merge/merge_rows.hpp"
 #include "kvmeld/policies/policy.hpp"
 
@@ -87,21 +88,6 @@ struct cam {
       }
       out.correct_values({delta.data(), size}, dim);
     }
-  }
-
-  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t,
-                             const fused_similarity&) const {
-    const auto position = [&](index_t s) { return head.position(s); };
-    slot_removal out{
-        .removed = search::lowest_scored(head.length(), protected_slots(head, sinks, 0), position)};
-    const index_t own = position(out.removed);
-    if (gives(own, state.column(0)[as_size(out.removed)], window_behind(head, state, own))) {
-      const recipients to = recipients_behind(head, own);
-      if (takes(head, out.removed, to, {})) {
-        out.share_count = to.count, out.share_until_position = to.last;
-      }
-    }
-    return out;
   }
 
  private:

@@ -75,42 +75,12 @@ struct centroids {
     write(head, work, out);
   }
 
-  void predict_victim(const kv_head auto& head, const head_state& state, index_t target,
-                      fused_similarity& comparison) const {
-    if (!prompt(head, state, target)) {
-      comparison.request(head, latest(head));
-    }
-  }
-  /// The latest of those that are not protected joins the nearest of the others.
-  std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state& state,
-                                            index_t target,
-                                            const fused_similarity& comparison) const {
-    if (prompt(head, state, target)) {
-      return std::nullopt;
-    }
-    const auto is_protected = protected_slots(head, sinks, window);
-    const index_t e = latest(head);
-    const index_t into = search::nearest_by_distance(
-        head, e, [&](index_t r) { return !is_protected(r); }, comparison);
-    const index_t members[] = {into, e};
-    const weights made(head, members);
-    return slot_removal{.removed = e,
-                        .into = into,
-                        .kept_weight = made.of(head, into),
-                        .removed_weight = made.of(head, e),
-                        .log_mass = made.log_mass()};
-  }
-
   /// Remembers how many tokens had come when the head was last within its budget.
   void after_compress(const kv_head auto& head, head_state& state, index_t) const {
     state.memory()[0] = std::bit_cast<float>(head.next_position());
   }
 
  private:
-  index_t latest(const kv_head auto& head) const {
-    return search::lowest_scored(head.length(), protected_slots(head, sinks, window),
-                                 [&](index_t s) { return -head.position(s); });
-  }
   static bool prompt(const kv_head auto& head, const head_state& state, index_t target) {
     return head.next_position() - std::bit_cast<index_t>(state.memory()[0]) > target / 2;
   }

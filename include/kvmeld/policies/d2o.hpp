@@ -108,40 +108,13 @@ struct d2o {
     out.set_measured(m);
   }
 
-  void predict_victim(const kv_head auto& head, const head_state& state, index_t target,
-                      fused_similarity& comparison) const {
-    comparison.request(head, lowest(head, state, target));
-  }
-  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
-                             const fused_similarity& comparison) const {
-    const index_t c = lowest(head, state, target);
-    const search::near_slot j = search::nearest_by_cosine(head, c, comparison);
-    if (j.cosine < next_threshold(state, j.cosine)) {
-      return {.removed = c, .measured = j.cosine};
-    }
-    slot_removal out{.removed = c, .into = j.slot, .measured = j.cosine};
-    const index_t members[] = {j.slot, c};
-    out.log_mass = merged(
-        head, members, [&](index_t) { return j.cosine; },
-        [&](index_t s, float w) { (s == c ? out.removed_weight : out.kept_weight) = w; });
-    return out;
-  }
-
   /// eq. 10: what a change has measured enters the threshold.
   void update_memory(const kv_head auto&, head_state& state, const merge_plan& change,
                      slot_scratch&) const {
     remember(state, change.measured());
   }
-  void update_memory(const kv_head auto&, head_state& state, const slot_removal& change,
-                     slot_scratch&) const {
-    remember(state, change.measured);
-  }
 
  private:
-  index_t lowest(const kv_head auto& head, const head_state& state, index_t target) const {
-    return search::lowest_scored(head.length(), is_protected(head, target),
-                                 search::column_score(state.column(score)));
-  }
   /// Eqs. 11–12: slot `members[0]` with the others, which are `alike(i)`, u_ij, to it. Calls
   /// `add(slot, weight)` for each; the log-mass afterwards.
   template <class Alike, class Add>

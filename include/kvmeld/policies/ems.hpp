@@ -157,54 +157,6 @@ struct ems {
          static_cast<float>(head.length()), work, out);
   }
 
-  /// The entry of least score joins the centre most like it, or is evicted. (Keys compared as they
-  /// were before RoPE take a plan.)
-  std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state& state,
-                                            index_t, const fused_similarity& comparison) const {
-    if (!with_position) {
-      return std::nullopt;
-    }
-    detail::expect_no_log_mass(head);
-    const detail::ems_table tokens(state, head.group());
-    const auto alone = protected_slots(head, sinks, window);
-    const auto score = detail::global_local(tokens, head.length());
-    const auto weight = detail::entry_weight(tokens, score);
-    const index_t e = detail::lowest_entry(head, score, alone);
-    const search::near_slot centre = detail::ems_nearest(
-        head, e, [&](index_t s) { return s != e && !alone(s); }, comparison);
-    slot_removal out{.removed = e};
-    if (centre.slot < 0 || !(centre.cosine >= threshold)) {
-      return out;
-    }
-    const index_t members[] = {centre.slot, e};
-    out.into = centre.slot;
-    const auto add = [&](const merge_source& x) {
-      (x.source == e ? out.removed_weight : out.kept_weight) = x.value_weight;
-      (x.source == e ? out.removed_key_weight : out.kept_key_weight) = x.key_weight;
-    };
-    detail::merge_entries(
-        head.dim(), [&](index_t s) { return head.key(s); },
-        [&](index_t s) { return search::key_norm(head, s); }, weight, members,
-        tokens.norm_of(head, centre.slot), add);
-    return out;
-  }
-  void predict_victim(const kv_head auto& head, const head_state& state, index_t,
-                      fused_similarity& comparison) const {
-    if (with_position) {
-      const detail::ems_table tokens(state, head.group());
-      const auto score = detail::global_local(tokens, head.length());
-      const auto alone = protected_slots(head, sinks, window);
-      comparison.request(head, detail::lowest_entry(head, score, alone), true);
-    }
-  }
-
-  void update_memory(const kv_head auto& head, head_state& state, const slot_removal& change,
-                     slot_scratch&) const {
-    const detail::ems_table tokens(state, head.group());
-    tokens.measure(head);
-    detail::update_table(head, tokens, change, max_sharing(tokens, head.length() - 1),
-                         [&] { return detail::global_local(tokens, head.length()); });
-  }
   /// Joins the lists of tokens as the rows say; the least of those that share entries make room.
   void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change,
                      slot_scratch& work) const {

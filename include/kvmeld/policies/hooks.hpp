@@ -53,35 +53,14 @@ class hooks {
   void plan(const head_ref& head, const head_state& state, const query_view<float>& queries,
             index_t target, slot_scratch& work, merge_plan& out) const;
 
-  /// What the policy wants compared during the step's attention; nothing, if it predicts nothing.
-  /// `query [group, dim]`: the step's.
-  void predict_victim(const head_ref& head, head_state& state, index_t target,
-                      fused_similarity& comparison, const float* query) const;
-  /// One slot's removal, or none offered. `comparison`: what attention computed for the victim.
-  std::optional<slot_removal> choose_victim(const head_ref& head, const head_state& state,
-                                            index_t target,
-                                            const fused_similarity& comparison = {}) const;
-
-  /// The policy's memory follows a change before it is applied.
+  /// The policy's memory follows a plan before it is applied.
   void update_memory(const head_ref& head, head_state& state, const merge_plan& change,
                      slot_scratch& work) const;
-  void update_memory(const head_ref& head, head_state& state, const slot_removal& change,
-                     slot_scratch& work) const;
-  void update_memory(const head_ref& head, head_state& state, const auto& change,
-                     slot_scratch& work) const {
-    if constexpr (detail::chosen_at_run_time<P>) {
-      p_.visit(
-          [&](const auto& one) { kvmeld::hooks(one).update_memory(head, state, change, work); });
-    } else if constexpr (requires { p_.update_memory(head, state, change, work); }) {
-      p_.update_memory(head, state, change, work);
-    }
-  }
   void after_compress(const head_ref& head, head_state& state, index_t target) const;
 
   /// Attention over what the policy has made of the head: its own mass function, or log-mass.
   void attend(const head_ref& head, const head_state& state, const float* q, float* out,
-              std::span<float> probabilities, std::span<float> log_sum_exp,
-              fused_similarity* comparison = nullptr) const;
+              std::span<float> probabilities, std::span<float> log_sum_exp) const;
 
  private:
   void observe_any(const head_ref& head, head_state& state, const auto& seen) const {
@@ -126,46 +105,13 @@ void hooks<P>::plan(const head_ref& head, const head_state& state, const query_v
 }
 
 template <class P>
-void hooks<P>::predict_victim(const head_ref& head, head_state& state, index_t target,
-                              fused_similarity& comparison, const float* query) const {
-  comparison.begin(query);
-  if constexpr (detail::chosen_at_run_time<P>) {
-    p_.visit([&](const auto& one) {
-      kvmeld::hooks(one).predict_victim(head, state, target, comparison, query);
-    });
-  } else if constexpr (requires { p_.predict_victim(head, state, target, comparison); }) {
-    p_.predict_victim(head, state, target, comparison);
-  }
-}
-
-template <class P>
-std::optional<slot_removal> hooks<P>::choose_victim(const head_ref& head, const head_state& state,
-                                                    index_t target,
-                                                    const fused_similarity& comparison) const {
-  if constexpr (detail::chosen_at_run_time<P>) {
-    return p_.visit([&](const auto& one) {
-      return kvmeld::hooks(one).choose_victim(head, state, target, comparison);
-    });
-  } else if constexpr (requires { p_.choose_victim(head, state, target, comparison); }) {
-    return p_.choose_victim(head, state, target, comparison);
-  } else if constexpr (detail::scores_slots<const P> && !detail::makes_plans<const P>) {
-    return slot_removal{.removed = search::lowest_scored(
-                            head.length(), detail::protected_slots_of(p_, head, target),
-                            detail::score_of(p_, head, state))};
-  } else {
-    return std::nullopt;
-  }
-}
-
-template <class P>
 void hooks<P>::update_memory(const head_ref& head, head_state& state, const merge_plan& change,
                              slot_scratch& work) const {
-  update_memory<>(head, state, change, work);
-}
-template <class P>
-void hooks<P>::update_memory(const head_ref& head, head_state& state, const slot_removal& change,
-                             slot_scratch& work) const {
-  update_memory<>(head, state, change, work);
+  if constexpr (detail::chosen_at_run_time<P>) {
+    p_.visit([&](const auto& one) { kvmeld::hooks(one).update_memory(head, state, change, work); });
+  } else if constexpr (requires { p_.update_memory(head, state, change, work); }) {
+    p_.update_memory(head, state, change, work);
+  }
 }
 
 template <class P>
@@ -179,16 +125,15 @@ void hooks<P>::after_compress(const head_ref& head, head_state& state, index_t t
 
 template <class P>
 void hooks<P>::attend(const head_ref& head, const head_state& state, const float* q, float* out,
-                      std::span<float> probabilities, std::span<float> log_sum_exp,
-                      fused_similarity* comparison) const {
+                      std::span<float> probabilities, std::span<float> log_sum_exp) const {
   if constexpr (detail::chosen_at_run_time<P>) {
     p_.visit([&](const auto& one) {
-      kvmeld::hooks(one).attend(head, state, q, out, probabilities, log_sum_exp, comparison);
+      kvmeld::hooks(one).attend(head, state, q, out, probabilities, log_sum_exp);
     });
   } else if constexpr (requires { p_.mass(head, state); }) {
-    kvmeld::attend(head, p_.mass(head, state), q, out, probabilities, log_sum_exp, comparison);
+    kvmeld::attend(head, p_.mass(head, state), q, out, probabilities, log_sum_exp);
   } else {
-    kvmeld::attend(head, log_mass_of{head}, q, out, probabilities, log_sum_exp, comparison);
+    kvmeld::attend(head, log_mass_of{head}, q, out, probabilities, log_sum_exp);
   }
 }
 
@@ -229,25 +174,13 @@ void expect_policy(const P& p, const head_state& state) {
 
 }  // namespace detail
 
-/// Carries out a plan or a removal, and takes the policy's memory along. Refused, with nothing
-/// changed: a state for another policy, and all that `apply` without a policy refuses.
-template <policy P, class Change>
-void apply(const P& p, const Change& change, const head_ref& head, head_state& state,
-           slot_scratch& work) {
-  detail::expect_policy(p, state);
-  merge::expect_applies(change, head, state);
-  state.extend(head.length());
-  hooks(p).update_memory(head, state, change, work);
-  merge::carry_out(change, head, state);
-}
-
-/// The same of a removal. A merge whose result the head's storage cannot hold is an eviction.
+/// Carries out a plan, and takes the policy's memory along. Refused, with nothing changed: a state
+/// for another policy, and all that `apply` without a policy refuses.
 template <policy P>
-void apply(const P& p, slot_removal change, const head_ref& head, head_state& state,
+void apply(const P& p, const merge_plan& change, const head_ref& head, head_state& state,
            slot_scratch& work) {
   detail::expect_policy(p, state);
   merge::expect_applies(change, head, state);
-  merge::keep_in_range(head, change);
   state.extend(head.length());
   hooks(p).update_memory(head, state, change, work);
   merge::carry_out(change, head, state);

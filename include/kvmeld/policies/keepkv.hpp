@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "kvmeld/policies/keepkv/estimate.hpp"
-#include "kvmeld/policies/keepkv/lowest.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/search/leaders.hpp"
@@ -192,51 +191,13 @@ struct keepkv {
     write_rows(head, state, work, out);
   }
 
-  void predict_victim(const kv_head auto& head, const head_state& state, index_t target,
-                      fused_similarity& comparison) const {
-    comparison.request(
-        head, variant == mode::code
-                  ? lowest(head, state, target)
-                  : detail::lowest_after(head, is_protected(head, target), state.column(log_score),
-                                         state.column(weight_sum), {decay}, comparison.query()));
-  }
-  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
-                             const fused_similarity& comparison) const {
-    const index_t e = lowest(head, state, target);
-    const search::near_slot c = search::nearest_by_cosine(head, e, comparison);
-    if (!(c.cosine >= similarity)) {
-      return {.removed = e};
-    }
-    const index_t members[] = {c.slot, e};
-    const detail::vote_merge made = merged(head, state, members);
-    const float kept = made.share(log_weight(head, state, c.slot));
-    const float removed = made.share(log_weight(head, state, e));
-    return {.removed = e,
-            .into = c.slot,
-            .kept_weight = kept,
-            .removed_weight = removed,
-            .log_mass = made.log_mass,
-            .kept_key_weight = made.key_scale * kept,
-            .removed_key_weight = made.key_scale * removed};
-  }
-
   /// The merged slots' estimates, before their members are removed.
   void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change,
                      slot_scratch&) const {
     for (index_t r = 0; r < change.rows(); ++r) {
-      if (const auto row = change.row(r); row.size() > 1) {
-        update_memory(
-            head, state, row.size(), [&](std::size_t i) { return row[i].source; },
-            change.log_mass(r));
+      if (change.row(r).size() > 1) {
+        update_row(head, state, change.row(r), change.log_mass(r));
       }
-    }
-  }
-  void update_memory(const kv_head auto& head, head_state& state, const slot_removal& change,
-                     slot_scratch&) const {
-    if (change.into != slot_removal::nowhere) {
-      const index_t members[] = {change.into, change.removed};
-      update_memory(
-          head, state, 2, [&](std::size_t i) { return members[i]; }, change.log_mass);
     }
   }
 
@@ -266,15 +227,6 @@ struct keepkv {
     };
   }
 
-  /// The slot to evict first.
-  index_t lowest(const kv_head auto& head, const head_state& state, index_t target) const {
-    if (variant == mode::code) {
-      return search::lowest_scored(head.length(), is_protected(head, target), ranks(head, state));
-    }
-    return search::lowest_scored(head.length(), is_protected(head, target),
-                                 detail::log_weights(head, state.column(log_score)));
-  }
-
   detail::vote_merge merged(const kv_head auto& head, const head_state& state,
                             std::span<const index_t> members) const {
     return detail::vote_merge::of(
@@ -294,19 +246,18 @@ struct keepkv {
     });
   }
 
-  /// S of the slot that `slot_of(0)` becomes with `slot_of(1 .. n−1)`: A − β. Code: of each query
-  /// the vote-weighted mean of their s, as far back as `slot_of(0)` goes.
-  template <class SlotOf>
-  void update_memory(const kv_head auto& head, head_state& state, std::size_t n, SlotOf slot_of,
-                     float log_mass) const {
+  /// S of a merged row: A − β. Code: of each query the vote-weighted mean of its members' s, as far
+  /// back as the anchor goes.
+  void update_row(const kv_head auto& head, head_state& state, std::span<const merge_source> row,
+                  float log_mass) const {
     const auto merged_score = [&](auto score_of) {
-      const double a = detail::log_sum(n, [&](std::size_t i) {
-        const index_t s = slot_of(i);
+      const double a = detail::log_sum(row.size(), [&](std::size_t i) {
+        const index_t s = row[i].source;
         return double{head.log_mass(s)} + score_of(s);
       });
       return static_cast<float>(a - double{log_mass});
     };
-    const auto anchor = as_size(slot_of(0));
+    const auto anchor = as_size(row.front().source);
     if (variant == mode::paper) {
       state.column(log_score)[anchor] = merged_score([&](index_t s) { return estimate(state, s); });
       return;

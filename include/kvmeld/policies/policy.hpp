@@ -5,7 +5,6 @@
 #include <algorithm>  // std::max, std::min, std::ranges::transform
 #include <array>
 #include <concepts>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <type_traits>  // std::is_final_v
@@ -13,8 +12,6 @@
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/rows.hpp"
-#include "kvmeld/merge/slot_removal.hpp"
-#include "kvmeld/score/fused_similarity.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/search/protection.hpp"
@@ -61,7 +58,6 @@ struct hook_arguments {
   const head_state& held;
   slot_scratch& work;
   merge_plan& out;
-  fused_similarity& comparison;
   const query_view<float>& queries;
   index_t n;
 };
@@ -106,9 +102,9 @@ template <class P, class Seen>
 concept observes = requires(P& p, hook_arguments& x, const Seen& seen) {
   p.observe(x.head, x.state, seen);
 };
-template <class P, class Change>
-concept updates_by = requires(P& p, hook_arguments& x, const Change& change) {
-  p.update_memory(x.head, x.state, change, x.work);
+template <class P>
+concept updates_memory = requires(P& p, hook_arguments& x) {
+  p.update_memory(x.head, x.state, x.out, x.work);
 };
 
 }  // namespace detail
@@ -125,9 +121,8 @@ concept updates_by = requires(P& p, hook_arguments& x, const Change& change) {
 ///     protection protects(const head_ref& head, index_t target) const;
 ///                                                       sinks and latest tokens that stay whatever
 ///                                                       their score; default none. Asked of an
-///                                                       empty head too. The plan, the slot to
-///                                                       remove in decode and the least budget
-///                                                       follow from these
+///                                                       empty head too. The plan and the least
+///                                                       budget follow from these
 ///
 ///     void plan(const kv_head auto& head, const head_state& state, index_t target,
 ///               slot_scratch& work, merge_plan& out) const;
@@ -190,19 +185,9 @@ concept updates_by = requires(P& p, hook_arguments& x, const Change& change) {
 ///
 /// How it decodes:
 ///
-///     std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state&,
-///                                               index_t target, const fused_similarity&) const;
-///                                                       equals plan(length − 1), in O(dim) to
-///                                                       apply; a plain slot_removal where there
-///                                                       always is one; without one, a plan is made
-///     void predict_victim(const kv_head auto& head, head_state&, index_t target,
-///                         fused_similarity&) const;     before attention: the slot to compare
-///                                                       with all; the result is what
-///                                                       `choose_victim` gets. The step's query is
-///                                                       `query()`
-///     void update_memory(const kv_head auto& head, head_state&, const C& change,
-///                        slot_scratch&) const;          takes `memory` along before a merge_plan
-///                                                       or a slot_removal is applied, which fits
+///     void update_memory(const kv_head auto& head, head_state&, const merge_plan& change,
+///                        slot_scratch&) const;          takes `memory` along before a plan is
+///                                                       applied, which fits
 ///     void after_compress(const kv_head auto& head, head_state&, index_t target) const;
 ///                                                       after every return to the budget
 ///     auto mass(const kv_head auto& head, const head_state&) const;
@@ -220,7 +205,7 @@ namespace detail {
 /// The optional members of a policy, and `plan`, which may have a form with queries.
 struct hook_names {
   int slot_stats, memory, min_budget, eviction_batch, validate, combine, protects, observe, plan,
-      choose_victim, predict_victim, update_memory, after_compress, mass, supports;
+      update_memory, after_compress, mass, supports;
 };
 /// Where `P` has a member of such a name, whatever it is, the name is ambiguous here.
 template <class P>
@@ -266,21 +251,7 @@ consteval int hook_names::*misdeclared() {
       observes<P, step> == observes<C, step> && observes<P, reference> == observes<C, reference>);
   expect(&hook_names::plan, true, plans_with_queries<P> == plans_with_queries<C>);
   expect(
-      &hook_names::choose_victim, !requires { &names::choose_victim; },
-      requires(C & p, hook_arguments & x) {
-        std::optional<slot_removal>(p.choose_victim(x.head, x.held, x.n, x.comparison));
-      });
-  expect(
-      &hook_names::predict_victim, !requires { &names::predict_victim; },
-      requires(C & p, hook_arguments & x) {
-        p.predict_victim(x.head, x.state, x.n, x.comparison);
-      });
-  expect(
-      &hook_names::update_memory, !requires { &names::update_memory; },
-      updates_by<C, slot_removal> || updates_by<C, merge_plan>);
-  expect(&hook_names::update_memory, true,
-         updates_by<P, slot_removal> == updates_by<C, slot_removal> &&
-             updates_by<P, merge_plan> == updates_by<C, merge_plan>);
+      &hook_names::update_memory, !requires { &names::update_memory; }, updates_memory<C>);
   expect(
       &hook_names::after_compress, !requires { &names::after_compress; },
       requires(C & p, hook_arguments & x) { p.after_compress(x.head, x.state, x.n); });

@@ -59,28 +59,6 @@ struct roco {
     const auto chosen = [&](index_t s) { return work.row_of[s] != 0; };
     evict(head, target, chosen, search::column_score(state.column(mean)), work, out);
   }
-  /// The lowest by mean that is not among the `varied` by variance: most often the very lowest.
-  /// Where attention moves on it is not: what was attended to once is lowest, and has varied most.
-  slot_removal choose_victim(const kv_head auto& head, const head_state& state, index_t target,
-                             const fused_similarity&) const {
-    const auto is_protected = protected_slots(head, sinks, window);
-    const index_t varied = held_back(head, target).varied;
-    const auto means = search::column_score(state.column(mean));
-    const variance_of variance = variances(state);
-    const index_t n = head.length(), lowest = search::lowest_scored(n, is_protected, means);
-    index_t ahead = 0;
-    for (index_t s = 0; s < n; ++s) {
-      const float x = variance(s), own = variance(lowest);
-      ahead += (x > own || (x == own && s < lowest)) && !is_protected(s) ? 1 : 0;
-    }
-    if (ahead >= varied) {
-      return {.removed = lowest};
-    }
-    const search::kth_score bar = search::kth_largest(n, varied, is_protected, variance);
-    return {
-        .removed = search::lowest_scored(
-            n, [&](index_t s) { return is_protected(s) || !bar.below(variance(s), s); }, means)};
-  }
 
  private:
   struct reserved {

@@ -121,20 +121,6 @@ struct zsmerge {
     write_rows(head, state, work, out);
   }
 
-  std::optional<slot_removal> choose_victim(const kv_head auto& head, const head_state& state,
-                                            index_t target, const fused_similarity&) const {
-    if (residual_slots(head, state) < residual) {
-      return std::nullopt;  // a residual slot has to be made first
-    }
-    const index_t c =
-        search::lowest_scored(head.length(), is_protected(head, state, target, !new_token_competes),
-                              search::column_score(state.column(score)));
-    const index_t r =
-        search::nearest_by_dot(head, c, [&](index_t s) { return residual_slot(state, s); });
-    const float wc = tokens(state, c), w = tokens(state, r) + wc;
-    return slot_removal{c, r, tokens(state, r) / w, wc / w, alpha * std::log(w)};
-  }
-
   /// The means in float, before the slots that they take in are removed.
   void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change,
                      slot_scratch&) const {
@@ -142,12 +128,6 @@ struct zsmerge {
       if (change.row(r).size() > 1) {
         means(head, state).merge(head, change.row(r));
       }
-    }
-  }
-  void update_memory(const kv_head auto& head, head_state& state, const slot_removal& change,
-                     slot_scratch&) const {
-    if (rounds(head) && change.into != slot_removal::nowhere) {
-      means(head, state).merge(head, change.sources());
     }
   }
 

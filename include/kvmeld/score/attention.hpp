@@ -13,7 +13,6 @@
 #include "kvmeld/memory/view.hpp"
 #include "kvmeld/score/code_products.hpp"
 #include "kvmeld/score/code_sums.hpp"
-#include "kvmeld/score/fused_similarity.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/score/tile_products.hpp"
@@ -51,13 +50,11 @@ struct log_mass_of {
 /// logits itself says so: `static constexpr bool caps = true`; one that takes a third argument is
 /// given the query, `const float* [dim]`.
 /// `q [group, dim]`, `out [group, value_dim]`. On request `probabilities [group, length]` and
-/// `log_sum_exp [group]` of `ℓ`; `comparison`, if it holds a request, is given every tile. Refused:
-/// no slots, null data, spans of another size.
+/// `log_sum_exp [group]` of `ℓ`. Refused: no slots, null data, spans of another size.
 template <class Mass>
 requires std::invocable<const Mass&, index_t, float>
 void attend(const head_ref& head, const Mass& log_mass, const float* q, float* out,
-            std::span<float> probabilities = {}, std::span<float> log_sum_exp = {},
-            fused_similarity* comparison = nullptr) {
+            std::span<float> probabilities = {}, std::span<float> log_sum_exp = {}) {
   using Eigen::Map;
   const index_t n = head.length(), dim = head.dim(), of_v = head.value_dim(), group = head.group();
   expects(n > 0, "attend: expected at least 1 slot, got an empty head");
@@ -78,14 +75,11 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
   alignas(detail::vector_bytes) float buffer[detail::row_floats];
   alignas(detail::vector_bytes) float mass[score::sweep_group][score::tile_slots];
   const float lowest = -std::numeric_limits<float>::infinity();
-  const bool compares = comparison != nullptr && comparison->requested(),
-             compares_values = compares && comparison->values_requested();
-  // Attention reads codes, which lie side by side in every layout; comparisons read floats.
+  // Codes lie side by side in every layout.
   const bool key_codes = head.type().keys == storage::q8_0,
              value_codes = head.type().values == storage::q8_0;
-  const storage keys_as = detail::read_as(head.type().keys, head.even_keys() && !compares),
-                values_as =
-                    detail::read_as(head.type().values, head.even_values() && !compares_values);
+  const storage keys_as = detail::read_as(head.type().keys, head.even_keys()),
+                values_as = detail::read_as(head.type().values, head.even_values());
   // What is read where it lies, not from the buffer, is read page by page.
   const bool keys_lie = head.even_keys() && keys_as == head.type().keys,
              values_lie = head.even_values() && values_as == head.type().values;
@@ -99,7 +93,6 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
   };
   const score::logit_terms terms(head);
   score::rounded_queries rounded;  // only with codes
-  float known[score::tile_slots];  // by codes
   const index_t together = key_codes ? score::rounded_queries::most(dim) : score::sweep_group;
 
   for (index_t g0 = 0; g0 < group; g0 += together) {
@@ -121,27 +114,15 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
                                     [&](index_t s) { return head.keys_from(s); });
         score::qk_codes(rounded, keys, mass[0], score::tile_slots);
       }
-      const bool more_of_keys = !key_codes || (compares && g0 == 0);
-      for (index_t i = 0, some = 0; more_of_keys && i < count; i += some) {
+      for (index_t i = 0, some = 0; !key_codes && i < count; i += some) {
         some = in_page(keys_lie, first + i, std::min(near, count - i));
         const std::ptrdiff_t next =
             follows(keys_lie, first + i, some, [&](index_t s) { return head.keys_from(s).data; });
         detail::use_rows(
             keys_as, head.keys_from(first + i), some, dim,
             [&] { return detail::load_keys(head, first + i, some, buffer); },
-            [&]<class Tile>(const Tile& keys) {
-              index_t compared = 0;  // queries
-              if constexpr (std::same_as<Tile, detail::tile>) {
-                if (g0 == 0 && compares) {
-                  float* const dots = key_codes ? known : mass[0];
-                  comparison->add_keys(first + i, keys, queries, dots + i, next);
-                  compared = 1;
-                }
-              }
-              if (!key_codes) {
-                score::qk_tile(queries + std::ptrdiff_t{compared} * dim, heads - compared, keys,
-                               mass[compared] + i, score::tile_slots, next);
-              }
+            [&](const auto& keys) {
+              score::qk_tile(queries, heads, keys, mass[0] + i, score::tile_slots, next);
             });
       }
       for (index_t g = 0; g < heads; ++g) {
@@ -174,24 +155,15 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
                                       [&](index_t s) { return head.values_from(s); });
         score::pv_codes(mass[0], score::tile_slots, heads, values, of_v, outputs);
       }
-      const bool more_of_values = !value_codes || (compares_values && g0 == 0);
-      for (index_t i = 0, some = 0; more_of_values && i < count; i += some) {
+      for (index_t i = 0, some = 0; !value_codes && i < count; i += some) {
         some = in_page(values_lie, first + i, std::min(near, count - i));
         const std::ptrdiff_t next = follows(values_lie, first + i, some,
                                             [&](index_t s) { return head.values_from(s).data; });
         detail::use_rows(
             values_as, head.values_from(first + i), some, of_v,
             [&] { return detail::load_values(head, first + i, some, buffer); },
-            [&]<class Tile>(const Tile& values) {
-              if constexpr (std::same_as<Tile, detail::tile>) {
-                // The longer of the two comes first: memory is read meanwhile.
-                if (g0 == 0 && compares_values) {
-                  comparison->add_values(first + i, values, next);
-                }
-              }
-              if (!value_codes) {
-                score::pv_tile(mass[0] + i, score::tile_slots, heads, values, outputs, next);
-              }
+            [&](const auto& values) {
+              score::pv_tile(mass[0] + i, score::tile_slots, heads, values, outputs, next);
             });
       }
     }
@@ -222,9 +194,8 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
 
 /// Attention with log-mass.
 inline void attend(const head_ref& head, const float* q, float* out,
-                   std::span<float> probabilities = {}, std::span<float> log_sum_exp = {},
-                   fused_similarity* comparison = nullptr) {
-  attend(head, log_mass_of(head), q, out, probabilities, log_sum_exp, comparison);
+                   std::span<float> probabilities = {}, std::span<float> log_sum_exp = {}) {
+  attend(head, log_mass_of(head), q, out, probabilities, log_sum_exp);
 }
 
 /// Refused: a log-sum-exp that is not of this head's attention, as the last of its tokens' queries

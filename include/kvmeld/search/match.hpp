@@ -10,20 +10,12 @@
 #include <numeric>    // std::iota
 #include <span>
 
-#include "kvmeld/score/fused_similarity.hpp"
+#include "kvmeld/score/row_products.hpp"
 #include "kvmeld/score/tile_products.hpp"
 #include "kvmeld/search/select.hpp"
 
 namespace kvmeld::inline v0 {
 namespace search {
-
-/// `‖k_s − x‖²`, `x [dim]`.
-KVMELD_NOINLINE float key_distance(const kv_head auto& head, index_t s, const float* x) {
-  float key[detail::row_floats], square = 0;
-  to_floats(head.key(s), head.dim(), key);
-  score::row_distances({key, 1, head.dim(), Eigen::OuterStride<>(head.dim())}, x, &square);
-  return square;
-}
 
 /// `argmin_r ‖k_r − k_c‖` over the slots for which `candidate(r)`; ties to the lower slot, NaN
 /// last; -1: none.
@@ -41,71 +33,6 @@ index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candi
           std::isnan(square[i]) ? std::numeric_limits<float>::infinity() : square[i];
       if ((best < 0 || distance < least) && r != c && candidate(r)) {
         best = r, least = distance;
-      }
-    }
-  });
-  return best;
-}
-
-/// Does `holds` for any of the slots from `first` before `end`? Without branches, so that compilers
-/// take many.
-template <class Holds>
-bool any_slot(index_t first, index_t end, Holds holds) {
-  int any = 0;
-  for (index_t s = first; s < end; ++s) {
-    any |= static_cast<int>(holds(s));
-  }
-  return any != 0;
-}
-
-/// The same from `comparison`, if it is about slot `c`: `‖x‖² − 2 x·y + ‖y‖²`, and where
-/// rounding does not decide, the distances themselves.
-template <class Candidate>
-index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candidate,
-                            const fused_similarity& comparison) {
-  const index_t n = head.length();
-  if (!comparison.is_about(c, n)) {
-    return nearest_by_distance(head, c, candidate);
-  }
-  const float* const dot = comparison.keys().dot.data();
-  const float* const norm = comparison.keys().norm.data();
-  const float own = norm[c], unsure = static_cast<float>(head.dim() + 16) * 2.5e-7F;
-  const auto about = [&](index_t r) { return norm[r] * norm[r] - 2 * dot[r] + own * own; };
-  const auto off = [&](index_t r) { return unsure * (norm[r] + own) * (norm[r] + own); };
-  const auto some_slots = [n](auto use) {
-    for (index_t first = 0; first < n; first += detail::max_tile_slots) {
-      use(first, std::min(first + detail::max_tile_slots, n));
-    }
-  };
-  float within = std::numeric_limits<float>::infinity();
-  bool finite = true;
-  some_slots([&](index_t first, index_t end) {
-    const auto at_most = [&](index_t r) { return about(r) + off(r); };
-    finite = finite && !any_slot(first, end, [&](index_t r) {
-               return !(std::abs(at_most(r)) <= std::numeric_limits<float>::max());
-             });
-    const bool any = any_slot(first, end, [&](index_t r) { return at_most(r) < within; });
-    for (index_t r = first; any && r < end; ++r) {
-      if (at_most(r) < within && r != c && candidate(r)) {
-        within = at_most(r);
-      }
-    }
-  });
-  if (!finite) {
-    return nearest_by_distance(head, c, candidate);
-  }
-  float key[detail::row_floats];
-  index_t best = -1;
-  float least = 0;
-  to_floats(head.key(c), head.dim(), key);
-  some_slots([&](index_t first, index_t end) {
-    const auto may_be = [&](index_t r) { return about(r) - off(r) <= within; };
-    for (index_t r = any_slot(first, end, may_be) ? first : end; r < end; ++r) {
-      if (may_be(r) && r != c && candidate(r)) {
-        const float square = key_distance(head, r, key);
-        if (best < 0 || square < least) {
-          best = r, least = square;
-        }
       }
     }
   });
@@ -233,43 +160,6 @@ void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> remove
       found(together[c], best[c]);
     }
   }
-}
-
-/// For one slot among all, as decode needs it: from `comparison`, if it is about this slot, and
-/// with its norms, if about another.
-near_slot nearest_by_cosine(const kv_head auto& head, index_t c,
-                            const fused_similarity& comparison) {
-  near_slot best;
-  const index_t n = head.length();
-  index_t slot[cosine_slots];
-  const auto take = [&](index_t first, index_t count, const float* dots, const float* norm,
-                        float own) {
-    std::iota(slot, slot + count, first);
-    take_nearest(dots, norm, own, slot, count, c, best);
-  };
-  const bool has_norms = comparison.complete(n);
-  const float* const norm = has_norms ? comparison.keys().norm.data() : nullptr;
-  if (has_norms && comparison.is_about(c, n)) {
-    for (index_t first = 0; first < n; first += cosine_slots) {
-      take(first, std::min(cosine_slots, n - first), comparison.keys().dot.data() + first,
-           norm + first, norm[c]);
-    }
-    return best;
-  }
-  float key[detail::row_floats], dots[cosine_slots], norms[cosine_slots], own = 0;
-  to_floats(head.key(c), head.dim(), key);
-  score::row_norms({key, 1, head.dim(), Eigen::OuterStride<>(head.dim())}, &own);
-  detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
-    const auto count = static_cast<index_t>(keys.rows());
-    if (has_norms) {
-      score::qk_tile(key, 1, keys, dots, cosine_slots);
-      take(first, count, dots, norm + first, norm[c]);
-    } else {
-      score::row_dots_and_norms(keys, key, dots, norms);
-      take(first, count, dots, norms, own);
-    }
-  });
-  return best;
 }
 
 /// Every slot that `work.marks` does not keep goes to the kept one most similar to it, of those for

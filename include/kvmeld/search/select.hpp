@@ -2,17 +2,13 @@
 /// Which slots are kept: the protected, then the best of the rest.
 #pragma once
 
-#include <algorithm>  // std::ranges::fill
 #include <array>
-#include <bit>       // std::bit_cast
-#include <concepts>  // std::same_as
-#include <cstddef>   // std::size_t
-#include <cstdint>   // std::uint32_t
-#include <limits>    // std::numeric_limits
+#include <bit>      // std::bit_cast
+#include <cstddef>  // std::size_t
+#include <cstdint>  // std::uint32_t
 #include <span>
 #include <string_view>
-#include <type_traits>  // std::is_arithmetic_v
-#include <utility>      // std::pair
+#include <utility>  // std::pair
 #include <vector>
 
 #include "kvmeld/config.hpp"
@@ -28,13 +24,14 @@ struct slot_scratch {
   detail::slot_vector<char> marks;                ///< [length] slot → kept?
   detail::slot_vector<index_t> order;             ///< slots, in some order
   detail::slot_vector<index_t> row_of;            ///< [length] slot → anchor of its row, or −1
+  detail::slot_vector<index_t> places;            ///< [length] anchor → a place in `order`
   detail::slot_vector<float> numbers;             ///< whatever is computed
   detail::slot_vector<detail::keyed_slot> keyed;  ///< what is sorted
 
   /// Room for `capacity` slots, so that planning allocates nothing.
   void reserve(index_t capacity) {
     const auto n = as_size(capacity);
-    marks.reserve(n), order.reserve(n), row_of.reserve(n), keyed.reserve(n);
+    marks.reserve(n), order.reserve(n), row_of.reserve(n), places.reserve(n), keyed.reserve(n);
   }
 };
 
@@ -172,64 +169,12 @@ kth_score kth_largest(index_t length, index_t k, Protected is_protected, Score s
   return {score(last), last};
 }
 
-/// The slots of the lowest scores in a head's parts: part `i` is every slot that lies a multiple of
-/// `parts` behind slot `i`.
-template <class Number>
-struct lowest_slots {
-  static constexpr index_t parts = 32;
-  Number score[parts];
-  index_t slot[parts];  ///< −1: none
-
-  /// The lowest of all, the higher slot on ties; −1: none.
-  index_t lowest() const {
-    index_t at = 0;
-    for (index_t i = 1; i < parts; ++i) {
-      const bool lower = score[i] < score[at] || (score[i] == score[at] && slot[i] > slot[at]);
-      at = slot[i] >= 0 && (slot[at] < 0 || lower) ? i : at;
-    }
-    return slot[at];
-  }
-};
-
-/// Those of the lowest `score(s)`, no NaN, among the slots for which not `is_protected(s)`; the
-/// higher slot on ties. Without branches, so that compilers take many at once.
-template <class Protected, class Score>
-auto lowest_apart(index_t length, Protected is_protected, Score score) {
-  using number = decltype(score(index_t{}));
-  using limits = std::numeric_limits<number>;
-  lowest_slots<number> out;
-  std::ranges::fill(out.score, limits::has_infinity ? limits::infinity() : limits::max());
-  std::ranges::fill(out.slot, -1);
-  const auto take = [&](index_t i, index_t s) {
-    const auto x = score(s);
-    const bool lower =
-        (static_cast<int>(x <= out.score[i]) & static_cast<int>(!is_protected(s))) != 0;
-    out.score[i] = lower ? x : out.score[i];
-    out.slot[i] = lower ? s : out.slot[i];
-  };
-  index_t first = 0;
-  for (; first + out.parts <= length; first += out.parts) {
-    for (index_t i = 0; i < out.parts; ++i) {
-      take(i, first + i);
-    }
-  }
-  for (index_t i = 0; first + i < length; ++i) {
-    take(i, first + i);
-  }
-  return out;
-}
-
-/// The slot that `select` would evict first: the lowest score among those for which not
-/// `is_protected(s)`, the higher slot on ties; -1: none. `score(s)`, a number (no NaN: `rank`) or a
-/// pair, is called once a slot.
+/// The slot that `select` would evict first: the lowest `score(s)`, no NaN, among those for which
+/// not `is_protected(s)`; the higher slot on ties; -1: none.
 template <class Protected, class Score>
 index_t lowest_scored(index_t length, Protected is_protected, Score score) {
-  using number = decltype(score(index_t{}));
-  if constexpr (std::is_arithmetic_v<number> && !std::same_as<number, double>) {
-    return lowest_apart(length, is_protected, score).lowest();
-  }
   index_t least = -1;
-  number lowest{};
+  decltype(score(index_t{})) lowest{};
   for (index_t s = 0; s < length; ++s) {
     if (const auto x = score(s); (least < 0 || x <= lowest) && !is_protected(s)) {
       least = s, lowest = x;

@@ -2,7 +2,7 @@
 #include <cstdio>
 
 #include "kvmeld/cuda/error.cuh"
-#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/merge/source.hpp"
 
 #ifdef __CUDACC__  // kernels are nvcc's
 #include "kvmeld/cuda/step.cuh"

@@ -131,6 +131,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
       INFO("step " << step);
       twin.check_same(kv, state, tolerance);
     }
+    twin.in_device_order(kv, state);
     agreed = std::min(agreed, twin.jaccard(kv));
     for (std::size_t i = 0; i < fout.size() && what.by == attends::kernels; ++i) {
       const double x = double{fout[i]};

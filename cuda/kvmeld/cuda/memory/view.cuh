@@ -7,7 +7,7 @@
 
 #include "kvmeld/cuda/memory/narrow_rows.cuh"
 #include "kvmeld/cuda/memory/plane.cuh"
-#include "kvmeld/merge/slot_removal.hpp"
+#include "kvmeld/merge/source.hpp"
 
 namespace kvmeld {
 inline namespace v0 {

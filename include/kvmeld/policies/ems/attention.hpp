@@ -221,41 +221,5 @@ auto entry_weight(const ems_table<State>& tokens, Score score) {
   };
 }
 
-/// The entry of least weight, by `score` of its tokens, among those not `alone(s)`; among equals
-/// the later token, wherever in the head it lies.
-template <class State, class Alone>
-index_t lowest_entry(const kv_head auto& head, const global_local_score<State>& score,
-                     Alone alone) {
-  constexpr index_t slots_at_once = 64;
-  float weight[slots_at_once];
-  const float* const next = score.table.of_slots(ems_table<State>::next);
-  const auto weight_of = entry_weight(score.table, score);
-  index_t least = -1;
-  float lowest = std::numeric_limits<float>::infinity();
-  for (index_t first = 0; first < head.length(); first += slots_at_once) {
-    const index_t count = std::min(slots_at_once, head.length() - first);
-    int shared = 0, any = 0;  // without branches, so that compilers take many
-    for (index_t i = 0; i < count; ++i) {
-      weight[i] = rank(score.of_slot(first + i));
-      shared |= static_cast<int>(next[first + i] != 0);
-    }
-    for (index_t i = 0; shared != 0 && i < count; ++i) {
-      weight[i] = next[first + i] != 0 ? rank(weight_of(first + i)) : weight[i];
-    }
-    for (index_t i = 0; i < count; ++i) {
-      any |= static_cast<int>(weight[i] <= lowest) & static_cast<int>(!alone(first + i));
-    }
-    for (index_t i = 0; any != 0 && i < count; ++i) {
-      const index_t s = first + i;
-      const bool lower = weight[i] < lowest || (weight[i] == lowest && least >= 0 &&
-                                                head.position(s) > head.position(least));
-      if ((least < 0 || lower) && !alone(s)) {
-        least = s, lowest = weight[i];
-      }
-    }
-  }
-  return least;
-}
-
 }  // namespace detail
 }  // namespace kvmeld::inline v0

@@ -225,35 +225,5 @@ void update_table(const kv_head auto& head, const ems_table<head_state>& tokens,
   }
 }
 
-/// The same for a removal; `score_of_tokens()` is called only where tokens have to be dropped.
-template <class ScoreOf>
-void update_table(const kv_head auto& head, const ems_table<head_state>& tokens,
-                  const slot_removal& change, index_t most, ScoreOf score_of_tokens) {
-  const bool joins = change.into != slot_removal::nowhere;
-  char centre = moved;
-  if (!joins) {
-    tokens.remove_sharing(change.removed);
-  }
-  if (index_t more = tokens.sharing() + (joins ? 1 : 0) - most; more > 0) {
-    const auto score = score_of_tokens();
-    const auto each_source = [&](auto see) {
-      for (index_t s = 0; s < head.length(); ++s) {
-        if (s != change.removed) {
-          see(s, static_cast<char*>(nullptr));
-        }
-        if (s == change.into) {
-          see(change.removed, &centre);
-        }
-      }
-    };
-    for (; more > 0; --more) {
-      make_room(tokens, each_source, score);
-    }
-  }
-  if (joins) {
-    tokens.join(head, change.into, change.removed, centre == moved);
-  }
-}
-
 }  // namespace detail
 }  // namespace kvmeld::inline v0
