@@ -18,15 +18,16 @@ namespace kvmeld::inline v0 {
 // All numbers are little-endian; floats are their bits.
 //
 //     "kvmeld\r\n"                       8 bytes; line ends, as text mode would spoil them
-//     version                            u32: 1; 2 where keys and values are unlike, or logits
-//                                        have a cap, sinks or slopes
-//     scalar                             u32: 0 float, 1 half, 2 bfloat16, 3 q8_0, 4 q4_0
-//     heads, group, dim, capacity        u32 each
-//     scale                              f32
-//     scalar, dim, place of values       u32 each, in version 2 alone: `scalar`, `dim` are keys'
-//     soft cap                           f32, in version 2 alone
+//     version, heads, capacity           u32 each; version: 3
 //     for every head:
-//       sinks, slopes                    [group] f32 each, 0 for none, in version 2 alone
+//       scalars of keys, of values       u32 each: 0 float, 1 half, 2 bfloat16, 3 q8_0, 4 q4_0
+//       group, dims of keys, of values   u32 each
+//       place of values                  u32: 0 their own, 1 in the keys
+//       scale, soft cap                  f32 each
+//       window                           u32; 0: none
+//       sinks, slopes                    [group] f32 each, 0 for none
+//       rotation                         u32 each: numbers, the first of them, how they pair
+//                                        (0: halves, 1: interleaved); [numbers / 2] f32 frequencies
 //       policy's name                    u32 length, and its bytes
 //       columns                          u32, then (u32 fold, f32 initial) each
 //       floats of memory                 u64
@@ -44,48 +45,46 @@ namespace kvmeld::inline v0 {
 namespace detail {
 
 inline constexpr std::string_view saved_magic = "kvmeld\r\n";
-inline std::uint32_t saved_version(const head_ref& head) {
-  const bool alike = head.value_dim() == head.dim() && head.type().values == head.type().keys &&
-                     !head.one_memory();
-  const attention_spec& s = head.spec();
-  const bool plain = s.soft_cap == 0 && s.sink_logits.empty() && s.alibi_slopes.empty();
-  return alike && plain ? 1 : 2;
-}
 
 /// What saved heads and those that they are loaded into must agree on, field by field:
 /// `field(name, value)`. `Heads`: `count()`, and of the `i`-th `head(i)`, `state(i)`.
 template <class Heads, class Field>
 void each_common_field(Heads& heads, Field field) {
-  const head_ref any = heads.head(0);
-  field("version", saved_version(any));
-  field("scalar (0: float, 1: half, 2: bfloat16, 3: q8_0, 4: q4_0)",
-        static_cast<std::uint32_t>(any.type().keys));
+  const auto number = [&](const char* what, auto x) { field(what, static_cast<std::uint32_t>(x)); };
+  number("version", 3);
   field("heads", heads.count());
-  field("group", any.group());
-  field("dim", any.dim());
-  field("capacity", any.capacity());
-  field("scale", any.scale());
-  if (saved_version(any) == 2) {
-    field("scalar of values", static_cast<std::uint32_t>(any.type().values));
-    field("dim of values", any.value_dim());
-    field("place of values (0: their own, 1: in the keys)",
-          static_cast<std::uint32_t>(any.one_memory() ? 1 : 0));
-    field("soft cap", any.spec().soft_cap);
-  }
+  field("capacity", heads.head(0).capacity());
   for (index_t i = 0; i < heads.count(); ++i) {
     const head_ref head = heads.head(i);
-    for (index_t g = 0; saved_version(any) == 2 && g < head.group(); ++g) {
-      const float *const sinks = head.of_group(head.spec().sink_logits),
-                         *const slopes = head.of_group(head.spec().alibi_slopes);
+    const attention_spec& spec = head.spec();
+    number("scalar (0: float, 1: half, 2: bfloat16, 3: q8_0, 4: q4_0)", head.type().keys);
+    number("scalar of values", head.type().values);
+    field("group", head.group());
+    field("dim", head.dim());
+    field("dim of values", head.value_dim());
+    number("place of values (0: their own, 1: in the keys)", head.one_memory() ? 1 : 0);
+    field("scale", head.scale());
+    field("soft cap", spec.soft_cap);
+    field("window", spec.window);
+    const float *const sinks = head.of_group(spec.sink_logits), *const slopes = head.of_group(
+                                                                    spec.alibi_slopes);
+    for (index_t g = 0; g < head.group(); ++g) {
       field("sink logit", sinks != nullptr ? sinks[g] : 0.0F);
       field("slope", slopes != nullptr ? slopes[g] : 0.0F);
     }
+    const index_t rotated = spec.rope.rotated(head.dim());
+    field("rotated numbers", rotated);
+    field("first rotated number", spec.rope.first(head.dim()));
+    number("pairing (0: halves, 1: interleaved)",
+           rotated > 0 && spec.rope.pairs_as() == rotary::pairing::interleaved ? 1 : 0);
+    for (index_t p = 0; p < rotated / 2; ++p) {
+      field("frequency", static_cast<float>(spec.rope.frequency(p, head.dim())));
+    }
     const head_state& state = heads.state(i);
     field("policy", state.policy());
-    field("columns", static_cast<std::uint32_t>(state.slot_stats()));
+    number("columns", state.slot_stats());
     for (const slot_stat& c : state.kinds()) {
-      field("merge rule of a column (0: sum, 1: max, 2: anchor)",
-            static_cast<std::uint32_t>(c.reduce));
+      number("merge rule of a column (0: sum, 1: max, 2: anchor)", c.reduce);
       field("initial number of a column", c.initial);
     }
     field("floats of memory", static_cast<std::uint64_t>(state.memory().size()));
@@ -218,9 +217,10 @@ void load_heads(std::istream& in, Heads& heads) {
   from.finish();
   for (index_t h = 0; h < heads.count(); ++h) {
     const saved_counts &own = counts[as_size(h)], &like = counts[as_size(heads.like(h))];
-    const bool same = own.length == like.length && own.next_position == like.next_position &&
-                      std::memcmp(bytes.data() + own.positions, bytes.data() + like.positions,
-                                  as_size(own.length) * sizeof(index_t)) == 0;
+    const bool same =
+        own.length == like.length && own.next_position == like.next_position &&
+        (own.length == 0 || std::memcmp(bytes.data() + own.positions, bytes.data() + like.positions,
+                                        as_size(own.length) * sizeof(index_t)) == 0);
     expects(errc::corrupt_file, same, "load: expected all heads of each layer with the same tokens",
             ", got other tokens in head ", h, " of the request than in head ", heads.like(h));
     for (index_t s = 0; s < own.length; ++s) {
