@@ -68,7 +68,7 @@ void run(auto& kv, auto& meld) {
 TEST_CASE("layers that take pages from one pool do what a cache of their own does", "[paged]") {
   const bool alike = GENERATE(false, true);
   for (const auto& example : fixtures::every_policy()) {
-    if (example.policy.slot_stats().empty() || example.name == "cam" ||
+    if (!kvmeld::traits::shares(example.policy) ||
         (alike && !evicts_by_score(example.policy))) {  // refused
       continue;
     }

@@ -58,9 +58,10 @@ class head_policies {
       : kv_(kv), given_(given) {
     expect_one_or_each("policies", policies.data(), policies.size());
     expect_one_or_each("budgets", budgets.data(), budgets.size());
-    const auto of = [](const auto& one_or_each, index_t i) {
+    const auto of = [](const auto& one_or_each, index_t i) -> const auto& {
       return one_or_each[one_or_each.size() == 1 ? 0 : as_size(i)];
     };
+    const P* sharing = nullptr;  // the policy of the head before
     for (index_t i = 0; i < kv_.per_request(); ++i) {
       const budget b = of(budgets, i);
       const P p = of(policies, i);
@@ -77,6 +78,11 @@ class head_policies {
       expects(!b.alike || policies.size() == 1,
               "compressor: expected one policy for the same tokens, got ", policies.size());
       traits::validate(p);
+      expects(!b.is_shared || sharing == nullptr || same_parameters(p, *sharing),
+              "compressor: expected one policy with equal options where heads share a budget, got ",
+              p.name(), " and ", sharing == nullptr ? p.name() : sharing->name(),
+              " (their scores are of different units, or kept elsewhere)");
+      sharing = &of(policies, i);
       policies_.push_back(b.is_shared ? for_shared(p, b.slots, b.slack, b.alike) : p);
       alike_ = b.is_shared && b.alike && head.spec().kv_heads > 1;
       cuts_.push_back(std::nullopt);
@@ -206,6 +212,9 @@ void head_policies<P>::check_head(const P& p, const budget& b, const observation
     expects(errc::no_capacity, std::int64_t{b.slots} + b.slack < capacity,
             "compressor: expected a capacity of at least ", std::int64_t{b.slots} + b.slack + 1,
             " slots (budget, slack and the new token), got ", capacity);
+    expects(errc::no_capacity, b.trigger <= capacity,
+            "compressor: expected a capacity of at least ", b.trigger, " slots (the trigger), got ",
+            capacity);
   }
 }
 

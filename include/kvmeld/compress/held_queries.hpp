@@ -169,7 +169,7 @@ void observe_prompt(const P& p, const head_ref& head, head_state& state, held_qu
                     const query_view<Query>& queries) {
   const prompt_use use = traits::prompt_use_of(p);
   expects(queries.count >= 0, "observe_prompt: expected at least 0 queries, got ", queries.count);
-  detail::expect_policy(p, state);
+  detail::expect_state(p, head, state);
   detail::expect_queries("observe_prompt: expected finite queries", p, head, queries);
   if (use.observes) {
     held.with_earlier(queries, head.group(), head.dim(), use,

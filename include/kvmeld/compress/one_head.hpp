@@ -27,18 +27,17 @@ head_state make_head_state(const P& p, const head_ref& head) {
 
 namespace detail {
 
-/// A state that `make_head_state` would make for this policy and head.
+/// A state that was made by this policy, with these options: of its name, columns and memory.
 template <policy P>
 void expect_state(const P& p, const head_ref& head, const head_state& state) {
-  expects(state.capacity() >= head.capacity(), p.name(), ": expected a state for ", head.capacity(),
-          " slots, got one for ", state.capacity());
   expect_policy(p, state);
-  const auto columns = static_cast<index_t>(traits::slot_stats(p).size());
+  const index_t columns = traits::columns(p);
   const std::size_t memory =
       traits::memory(p, head.row_dim(), head.group(), state.memory_capacity());
   expects(state.slot_stats() == columns && state.memory().size() == memory, p.name(),
           ": expected a state of ", columns, " columns and ", memory, " floats, got ",
-          state.slot_stats(), " columns and ", state.memory().size(), " floats");
+          state.slot_stats(), " columns and ", state.memory().size(),
+          " floats (made with other options, or for a head of another shape)");
 }
 
 /// Does the policy take anything of reference queries?
@@ -76,7 +75,7 @@ template <policy P>
 void check_compress(const P& p, const head_ref& head, const head_state& state, const budget& b,
                     bool queries) {
   check(p, b, head.capacity());
-  detail::expect_policy(p, state);
+  detail::expect_state(p, head, state);
   if (head.length() > b.slots && traits::evicts(p)) {
     expects(!(traits::uses_attention(p) || traits::prompt_use_of(p).observes) || queries ||
                 state.observed() > 0,
@@ -124,7 +123,7 @@ void observe(const P& p, const head_ref& head, head_state& state, workspace& wor
   expects(observed.log_sum_exp.empty() || observed.log_sum_exp.size() == group,
           "observe: expected log_sum_exp [", group, "], got ", observed.log_sum_exp.size(),
           " floats");
-  detail::expect_policy(p, state);
+  detail::expect_state(p, head, state);
   detail::undo unless_done(state);
   state.extend(head.length());
   if (!traits::uses_attention(p)) {
@@ -149,7 +148,7 @@ template <policy P, class Query>
 void observe(const P& p, const head_ref& head, head_state& state,
              const query_view<Query>& queries) {
   expects(queries.count >= 0, "observe: expected at least 0 queries, got ", queries.count);
-  detail::expect_policy(p, state);
+  detail::expect_state(p, head, state);
   detail::expect_queries("observe: expected finite queries", p, head, queries);
   detail::undo unless_done(state);
   state.extend(head.length());
@@ -208,6 +207,7 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
       !detail::all_finite(v, head.own_value_dim())) {
     return false;
   }
+  detail::expect_state(p, head, state);
   work.reserve(head);
   const index_t known = state.length();
   head.push(k, v);
@@ -293,6 +293,10 @@ struct step_input {
   any_span q;  ///< [heads, group, key_dim], rotated
   any_span k;  ///< [heads, key_dim], rotated
   any_span v;  ///< [heads, value_dim]; none where values are in the keys (`one_memory`)
+  /// [tokens, requests] positions that the engine has rotated the rows to, one for each request
+  /// that the heads are of; compared with the heads'. None: each layer takes a token after the
+  /// layer before. With them, a layer may take several before the next.
+  std::span<const index_t> positions = {};
 };
 
 }  // namespace kvmeld::inline v0

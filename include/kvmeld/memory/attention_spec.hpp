@@ -94,7 +94,9 @@ namespace detail {
 /// (MLA): longer ones, those that end within a block, those that turn with the keys.
 inline void expect_latent(const char* call, const std::vector<attention_spec>& specs,
                           storage type) {
-  constexpr const char* where = ", where values are the keys' first numbers, got ";
+  constexpr const char* where =
+      " where keys and values have one memory (values are the keys' first numbers, as of latent "
+      "attention; else give them memory of their own), got ";
   for (const attention_spec& s : specs) {
     const index_t values = s.value_dim, dim = s.key_dim, first = s.rope.first(dim);
     expects(values <= dim, call, ": expected a value_dim of at most ", dim, where, values);

@@ -54,6 +54,9 @@ struct dropkv {
     Eigen::ArrayXd out(dim), without(dim);
     block.each([&] {
       const index_t slots = block.visible();
+      if (slots == 0) {
+        return;  // queries before the first token
+      }
       block.multiply(slots);
       for (index_t r = 0; r < block.rows(); ++r) {
         const auto sink = block.sink(r);

@@ -60,6 +60,7 @@ struct keepkv {
     }
     return all;
   }
+  index_t columns() const { return estimates() + (measures_shares ? 1 : 0); }
   /// This policy where heads share slots: S knows no other head's sum, so attention is measured
   /// too.
   keepkv sharing(index_t, index_t = 0) const {

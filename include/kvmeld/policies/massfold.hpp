@@ -71,6 +71,7 @@ struct massfold {
     return can;
   }
   std::vector<slot_stat> slot_stats() const { return traits::slot_stats(scorer); }
+  index_t columns() const { return traits::columns(scorer); }
   std::size_t memory(index_t dim, index_t group, index_t capacity) const {
     return traits::memory(scorer, dim, group, capacity);
   }

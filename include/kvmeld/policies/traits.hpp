@@ -53,6 +53,20 @@ std::vector<slot_stat> slot_stats(const P& p) {
   }
 }
 
+/// How many of them: `columns()` of a policy whose list is not at hand.
+template <class P>
+index_t columns(const P& p) {
+  if constexpr (detail::chosen_at_run_time<P>) {
+    return p.visit([](const auto& one) { return columns(one); });
+  } else if constexpr (requires { p.columns(); }) {
+    return p.columns();
+  } else if constexpr (requires { p.slot_stats().size(); }) {
+    return static_cast<index_t>(p.slot_stats().size());
+  } else {
+    return 0;
+  }
+}
+
 /// Floats per head beside the slots'.
 template <class P>
 std::size_t memory(const P& p, index_t dim, index_t group, index_t capacity) {
@@ -239,6 +253,24 @@ observation_needs observation_needs_of(const P& p) {
 }
 
 }  // namespace traits
+
+/// What a policy needs of an engine, and what it can do: to ask before a compressor is made.
+struct policy_needs {
+  bool queries = false;         ///< a prompt's
+  observation_needs step = {};  /// of a decode step's attention, where the engine computes its own
+  bool decodes = true;          ///< does it take steps? Else prompts alone
+  bool shares = false;          ///< can heads share a budget?
+  attention_support attention = {};  ///< what the model's attention may have
+};
+template <policy P>
+policy_needs needs_of(const P& p) {
+  const bool decodes = traits::supports_decode(p);
+  return {.queries = traits::prompt_use_of(p).needs_queries(),
+          .step = decodes ? traits::observation_needs_of(p) : observation_needs(),
+          .decodes = decodes,
+          .shares = traits::shares(p),
+          .attention = traits::supports(p)};
+}
 
 /// Throws unless `p` can hold a head of this capacity within `b`.
 template <policy P>
