@@ -29,23 +29,26 @@ TEST_CASE("compressor: drafted tokens count as steps would, to the bit, or were 
       read(meld, kv, prompt, 0, tokens), meld.end_prompt(0);
       read(steps, plain, prompt, 0, tokens), steps.end_prompt(0);
       for (index_t round = 0; round < 3; ++round) {
+        const index_t heads = kv_heads_of, rows = heads * group * dim;
+        std::vector<std::vector<float>> q, k, v, outs;
         for (index_t l = 0; l < layers_of; ++l) {
-          const index_t heads = kv_heads_of, rows = heads * group * dim;
-          const auto q = normal(drafted * rows), k = normal(drafted * heads * dim),
-                     v = normal(drafted * heads * dim);
-          std::vector<float> out(q.size()), wanted(static_cast<std::size_t>(rows));
+          q.push_back(normal(drafted * rows)), k.push_back(normal(drafted * heads * dim));
+          v.push_back(normal(drafted * heads * dim)), outs.push_back(q.back());
           const index_t before = kv.head(model_cache::of(l, 0).first).length();
-          meld.draft(model_cache::of(l, 0), {q, k, v}, out, drafted);
+          meld.draft(model_cache::of(l, 0), {q.back(), k.back(), v.back()}, outs.back(), drafted);
           CHECK(kv.head(model_cache::of(l, 0).first).length() == before);
-          for (index_t t = 0; t < accepted; ++t) {
-            const auto of = [&](const std::vector<float>& x, index_t each) {
-              return std::span(x).subspan(static_cast<std::size_t>(t * each),
-                                          static_cast<std::size_t>(each));
+        }
+        for (index_t t = 0; t < accepted; ++t) {
+          for (index_t l = 0; l < layers_of; ++l) {
+            const auto of = [&](const std::vector<std::vector<float>>& x, index_t each) {
+              return std::span(x[static_cast<std::size_t>(l)])
+                  .subspan(static_cast<std::size_t>(t * each), static_cast<std::size_t>(each));
             };
+            std::vector<float> wanted(static_cast<std::size_t>(rows));
             steps.step(model_cache::of(l, 0), {of(q, rows), of(k, heads * dim), of(v, heads * dim)},
                        wanted);
             if (t == 0) {  // nothing was evicted in between
-              CHECK(std::ranges::equal(wanted, std::span(out).first(wanted.size())));
+              CHECK(std::ranges::equal(wanted, of(outs, rows)));
             }
           }
         }

@@ -70,7 +70,10 @@ TEST_CASE("draft_room: so many drafted tokens have the outputs of steps, of ever
           std::vector<float> drafted(static_cast<std::size_t>(tokens * width)), one(width);
           meld.draft(model_cache::of(l, 1), {x.q, x.k, x.v}, drafted, tokens);
           for (index_t t = 0; t < tokens; ++t) {
-            meld.step(model_cache::of(l, 0), x.of(t), one);
+            const index_t next = kv.head(model_cache::of(l, 0).first).next_position();
+            auto in = x.of(t);  // several tokens of a layer before the next layer
+            in.positions = {&next, 1};
+            meld.step(model_cache::of(l, 0), in, one);
             const bool same = std::ranges::equal(
                 one, std::span(drafted).subspan(static_cast<std::size_t>(t * width), width));
             if (t < room) {

@@ -26,6 +26,7 @@ TEST_CASE("the guide shows what is tested", "[adopting]") {
   };
   const auto tested = lines(paths::source("tests/adopting_test.cpp")),
              served = lines(paths::source("tests/serving_test.cpp")),
+             threaded = lines(paths::source("tests/threads_test.cpp")),
              guide = lines(paths::docs("how-to/engine-integration.md"));
   const auto is_in = [](const auto& all, auto begin, auto end) {
     return std::search(all.begin(), all.end(), begin, end) != all.end();
@@ -37,7 +38,8 @@ TEST_CASE("the guide shows what is tested", "[adopting]") {
     }
     const auto begin = ++line;
     line = std::find(begin, guide.end(), "```");
-    const bool shown = is_in(tested, begin, line) || is_in(served, begin, line);
+    const bool shown =
+        is_in(tested, begin, line) || is_in(served, begin, line) || is_in(threaded, begin, line);
     INFO("the block that begins with: " << *begin);
     CHECK(shown);
     CHECK(line - begin <= 30);

@@ -75,14 +75,19 @@ bool check(const P& given, int sinks, double share, int recent) {
     CHECK(sorted_tokens_of(kv.head(h)) == oracle::kept_slots(means[l], sinks, latest, target));
   }
   std::vector<float> out(kv_heads_of * group * dim), all(2 * out.size());
+  const std::vector<one_row> first(layers_of), second(layers_of);
+  for (const auto* const token : {&first, &second}) {
+    for (index_t l = 0; l < layers_of; ++l) {
+      const one_row& x = (*token)[static_cast<std::size_t>(l)];
+      meld.step(model_cache::of(l, 0), {x.q, x.k, x.v}, out);
+    }
+  }
   for (index_t l = 0; l < layers_of; ++l) {
-    const one_row a, b;
+    const one_row &a = first[static_cast<std::size_t>(l)], &b = second[static_cast<std::size_t>(l)];
     const auto both = [](std::vector<float> x, const std::vector<float>& y) {
       x.insert(x.end(), y.begin(), y.end());
       return x;
     };
-    meld.step(model_cache::of(l, 0), {a.q, a.k, a.v}, out);
-    meld.step(model_cache::of(l, 0), {b.q, b.k, b.v}, out);
     const auto q = both(a.q, b.q), k = both(a.k, b.k), v = both(a.v, b.v);
     drafts.draft(model_cache::of(l, 0), {q, k, v}, all, 2);
   }

@@ -136,9 +136,9 @@ TEST_CASE("a step that is not finite behind a seal leaves the head as it was", "
   p.prompt(question);
   const auto bits = fixtures::bytes_of(p.kv.head(0));
   for (const int bad : {0, 1, 2}) {
-    floats q = queries_of(1), k = rows_of(1), v = rows_of(1), out(q.size());
+    floats q = normal(group * dim), k = normal(dim), v = normal(dim), out(q.size());
     (bad == 0 ? q : bad == 1 ? k : v)[3] = std::nanf("");
-    CHECK_THROWS_WITH(p.meld.step(p.kv.heads(0, 0), {q, k, v}, out),
+    CHECK_THROWS_WITH(p.meld.step(kvmeld::head_range{0, 1}, {q, k, v}, out),
                       Catch::Contains("got NaN or Inf in head 0"));
     CHECK(fixtures::bytes_of(p.kv.head(0)) == bits);
     CHECK(p.kv.head(0).next_position() == prefix + question);

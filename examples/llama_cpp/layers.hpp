@@ -226,16 +226,18 @@ class layers : public request_layers<P> {
     if (c.draft) {
       meld_->draft(heads, {queries_, keys_, values_}, result, n);
     } else if (!c.prompt || (!c.together && measures_steps_ && decodes_)) {
-      for (index_t i = 0; i < n; ++i) {
-        meld_->step(heads, {token(queries_, i, n), token(keys_, i, n), token(values_, i, n)},
+      for (index_t i = 0; i < n; ++i) {  // all tokens of a micro-batch, layer by layer
+        const index_t next = kv_.head(heads.first).next_position();
+        meld_->step(heads,
+                    {token(queries_, i, n), token(keys_, i, n), token(values_, i, n), {&next, 1}},
                     token(result, i, n));
       }
     } else {
-      if (!theirs) {  // drafted, for a prompt's tokens are no steps: they are measured together
-        meld_->draft(heads, {queries_, keys_, values_}, result, n);
-        meld_->accept(c.request, 0);
+      if (theirs) {
+        kv_.append(heads.first, keys_, values_);
+      } else {
+        meld_->attend(heads, {queries_, keys_, values_}, result, n);
       }
-      kv_.append(heads.first, keys_, values_);
       if (c.together) {
         measure_prompt(l, c);
       }

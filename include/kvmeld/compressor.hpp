@@ -63,10 +63,20 @@ class compressor : private detail::request_calls<P> {
   template <executor E = serial>
   void prompt(const head_selection& heads, const queries& q, const E& run = {}) {
     this->expect_queries(heads, q);
+    (void)detail::workers_of("prompt", run);
     if (q.tokens() == 0) {
       return;
     }
     run(heads.count(), [&](index_t i, index_t) { this->measure(heads[i], i, q); });
+  }
+
+  /// Appends `tokens` tokens of a layer's prompt and attends, for engines that leave that to
+  /// kvmeld: `in [tokens, heads, ...]`, `out [tokens, heads, group, value_dim]`; each token sees
+  /// itself and all before it. `prompt` measures them next. Refused, with nothing changed: what
+  /// `append` refuses, heads of several requests, NaN or Inf (`not_finite`), a draft.
+  void attend(const head_selection& heads, const step_input& in, std::span<float> out,
+              index_t tokens) {
+    base::attend(heads, in, out, tokens);
   }
 
   /// Ends a request's prompt: all of its heads are brought to their budgets. Heads that `compress`
@@ -75,8 +85,10 @@ class compressor : private detail::request_calls<P> {
   template <executor E = serial>
   void end_prompt(index_t request, const E& run = {}) {
     const std::vector<index_t> heads = this->heads_of("end_prompt", request);
+    this->expect_no_draft("end_prompt", request);
+    const index_t workers = detail::workers_of("end_prompt", run);
     const std::vector<index_t> slots = this->prompt_slots(heads);
-    lease work(this->pool_, run.workers());
+    lease work(this->pool_, workers);
     run(kv_.per_request(), [&](index_t i, index_t worker) {
       this->finish(heads[as_size(i)], slots[as_size(i)], work[worker]);
     });
@@ -90,6 +102,7 @@ class compressor : private detail::request_calls<P> {
   template <executor E = serial>
   void compress(const head_selection& heads, std::span<index_t> lengths = {}, const E& run = {}) {
     heads.check("compress", kv_.heads());
+    const index_t workers = detail::workers_of("compress", run);
     expects(lengths.empty() || lengths.size() == as_size(heads.count()),
             "compress: expected lengths [", heads.count(), "], got ", lengths.size());
     expects(lengths.empty() || lengths.data() != nullptr, "compress: expected lengths, got null");
@@ -98,7 +111,7 @@ class compressor : private detail::request_calls<P> {
     }
     this->expect_alike("compress", heads);
     this->average(heads, true);
-    lease work(this->pool_, run.workers());
+    lease work(this->pool_, workers);
     run(heads.count(), [&](index_t i, index_t worker) {
       this->to_limit(heads[i], work[worker]);
       if (!lengths.empty()) {
@@ -112,18 +125,21 @@ class compressor : private detail::request_calls<P> {
 
   /// One token of the heads chosen: append, attend, observe, return to the budget. `in`: rows of
   /// the heads, in their order; `out [heads, group, value_dim]`. Refused: sizes that do not match,
-  /// null, no room for the token, a prompt that has not ended, a policy that compresses prompts
-  /// only; of heads that keep the same tokens others than whole layers, and a layer after its
-  /// `not_finite`, until `clear`; `not_finite`: see above.
+  /// null, no room for the token, a prompt or draft that has not ended, other positions than
+  /// the heads' (without `positions`: a token that the layer before has not, or for the first layer
+  /// the last one), a policy that compresses
+  /// prompts only; of heads that keep the same tokens others than whole layers, and a layer after
+  /// its `not_finite`, until `clear`; `not_finite`: see above.
   template <executor E = serial>
   void step(const head_selection& heads, const step_input& in, std::span<float> out,
             const E& run = {}) {
     this->expect_rows("step", heads, in, out, 1);
-    this->expect_tokens(heads);
+    this->expect_tokens(heads, in);
+    const index_t workers = detail::workers_of("step", run);
     const head_ref any = kv_.head(0);
     const index_t group = any.group(), dim = any.dim(), rows = group * dim, of_v = any.value_dim(),
                   own_v = any.own_value_dim();
-    lease work(this->pool_, run.workers());
+    lease work(this->pool_, workers);
     run(heads.count(), [&](index_t i, index_t worker) {
       const index_t h = heads[i];
       float* const buffer = work[worker].input.data();
@@ -132,14 +148,16 @@ class compressor : private detail::request_calls<P> {
       const float* const v = in.v.floats(std::ptrdiff_t{i} * own_v, own_v, buffer + rows + dim);
       float* const to = out.data() + std::ptrdiff_t{i} * group * of_v;
       of(h).not_finite = !this->step_head(h, kv_.head(h), work[worker], q, k, v, to);
+      of(h).tokens = kv_.head(h).next_position();
     });
     this->evict_alike(heads, work, run);
-    this->expect_finite_steps(heads);
+    this->expect_finite_steps("step", heads);
   }
 
   /// One token's attention from the engine's own kernels, after its row was appended. `compress`
   /// then brings heads to their budgets.
-  /// Refused: other shapes than `step_attention` says, what the policy needs and did not get.
+  /// Refused: other shapes than `step_attention` says, what the policy needs and did not get, no
+  /// token appended since the last call, a prompt or draft that has not ended.
   template <executor E = serial>
   void observe(const head_selection& heads, const step_attention& in, const E& run = {}) {
     base::observe(heads, in, run);
@@ -150,8 +168,10 @@ class compressor : private detail::request_calls<P> {
   /// `tokens` drafted tokens of one request's heads in a layer, `[tokens, heads, ...]` in `in`,
   /// `out [tokens, heads, group, value_dim]`: each attends to those drafted before it and to all
   /// that the head holds, of which a step would have evicted some for tokens after the first
-  /// `draft_room`. The heads stay as they were until `accept`.
-  /// Refused: no room for all of them, a draft of these heads that was not accepted yet.
+  /// `draft_room`. The heads stay as they were until `accept`, and the request's other calls are
+  /// refused, `append` to its heads too.
+  /// Refused: no room for all of them, a prompt that has not ended, a draft of these heads, other
+  /// tokens than the layer before has, NaN or Inf (`not_finite`).
   void draft(const head_selection& heads, const step_input& in, std::span<float> out,
              index_t tokens) {
     base::draft(heads, in, out, tokens);
@@ -164,7 +184,9 @@ class compressor : private detail::request_calls<P> {
   index_t draft_room(index_t request) const { return base::draft_room(request); }
 
   /// The first `tokens` drafted of each layer count, as so many steps would, to the bit; the others
-  /// were never there. 0: none does. Refused: more than were drafted.
+  /// were never there. 0: none does. Refused: more than were drafted, or than some layer has a
+  /// draft of. Where a step's output is not finite (`not_finite`), the head lacks its tokens from
+  /// there on.
   void accept(index_t request, index_t tokens) { base::accept(request, tokens); }
 
   // --------------------------------------------------------------------------- requests
@@ -229,7 +251,10 @@ class compressor : private detail::request_calls<P> {
   /// slots than the head has behind its seal.
   void set_state(index_t head, head_state state) {
     this->expect_head("set_state", head);
+    this->expect_nothing_open("set_state", head);
     by_policy(head, [&](const auto& p) { detail::expect_state(p, kv_.head(head), state); });
+    expects(state.capacity() >= kv_.head(head).capacity(), "set_state: expected a state for ",
+            kv_.head(head).capacity(), " slots, got one for ", state.capacity());
     const index_t slots = kv_.head(head).length() - of(head).sealed;
     expects(state.length() <= slots, "set_state: expected a state of at most ", slots,
             " slots, got one of ", state.length());
@@ -238,6 +263,7 @@ class compressor : private detail::request_calls<P> {
     }
     of(head).state = std::move(state);
     this->leave(head);
+    this->count_tokens(head_range{head, 1});
   }
   /// How many slots of a head are sealed. Refused: a head that is not there.
   index_t sealed(index_t head) const {

@@ -9,17 +9,31 @@
 #include <concepts>
 
 #include "kvmeld/config.hpp"
+#include "kvmeld/error.hpp"
 
 namespace kvmeld::inline v0 {
 
 /// Calls `f(i, worker)` once for every `i = 0 … count − 1`, in any order, or at the same time;
 /// `worker` is one of `0 … workers() − 1`, and no two calls at a time have the same one. Returns
-/// when all are done. What `f` throws comes out of the call.
+/// when all are done. What `f` throws comes out of the call. An executor of no workers is refused
+/// by every call that takes one.
 template <class E>
 concept executor = requires(const E& run, index_t count, void (*f)(index_t, index_t)) {
   { run.workers() } -> std::convertible_to<index_t>;
   run(count, f);
 };
+
+namespace detail {
+
+/// How many workers an executor has. Refused: none.
+template <executor E>
+index_t workers_of(const char* call, const E& run) {
+  const index_t workers = run.workers();
+  expects(workers > 0, call, ": expected an executor of at least 1 worker, got ", workers);
+  return workers;
+}
+
+}  // namespace detail
 
 /// One after another, on the caller's thread.
 struct serial {

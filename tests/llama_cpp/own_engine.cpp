@@ -143,9 +143,7 @@ void chunked_engine::attend(index_t layer, const engine::row_major_matrix& q,
     meld_.step(heads, {of(q), of(k), of(v)}, of(out));
     return;
   }
-  meld_.draft(heads, {of(q), of(k), of(v)}, of(out), tokens);
-  meld_.accept(0, 0);
-  kv_.append(heads, of(k), of(v), tokens);
+  meld_.attend(heads, {of(q), of(k), of(v)}, of(out), tokens);
   meld_.prompt(heads, kvmeld::queries(of(q), tokens, kv_.spec(layer)));
 }
 

@@ -2,6 +2,8 @@
 /// What a compressor holds, and what its calls refuse.
 #pragma once
 
+#include <algorithm>  // std::min, std::max
+#include <atomic>
 #include <deque>
 #include <string>
 #include <string_view>
@@ -27,23 +29,24 @@ class compressor_base : protected head_policies<P> {
   using base::kv_, base::policy_of, base::by_policy, base::slots_of, base::shares, base::is_cut;
   using lease = workspace_pool::lease;
 
+  /// Drafted rows of a head, in floats.
+  struct drafted {
+    index_t tokens = 0;
+    std::vector<float> q, k, v;  // [tokens, ...]
+  };
+
   /// What is kept of one head.
   struct one_head {
     head_state state;
     budget limit;             ///< while decoding
     index_t gone = 0;         ///< its tokens without a slot, as a call left it
+    index_t tokens = 0;       ///< those that are measured, or need not be
     index_t sealed = 0;       ///< its first slots, which no call changes; none in `state`
     bool goes_on = false;     ///< has a part of its prompt ended?
     held_queries held = {};   ///< of a prompt that has begun
+    drafted draft = {};       ///< without tokens: none
     bool not_finite = false;  ///< in the step at hand
     bool due = false;         ///< in the step at hand, of heads that keep the same tokens
-  };
-
-  /// Drafted rows of one layer's heads, in floats.
-  struct drafted {
-    std::vector<index_t> heads;
-    index_t tokens = 0;
-    std::vector<float> q, k, v;  // [tokens, heads, ...]
   };
 
   template <kv_cache Cache>
@@ -61,29 +64,121 @@ class compressor_base : protected head_policies<P> {
     }
   }
 
-  /// Keeps how many of the head's tokens have no slot, as it is left by a call.
-  void leave(index_t h) {
-    const head_ref head = kv_.head(h);
-    of(h).gone = head.next_position() - head.length();
+  compressor_base(const compressor_base&) = delete;
+  compressor_base& operator=(const compressor_base&) = delete;
+  ~compressor_base() {  // the cache, which lives longer, takes rows again
+    for (index_t h = 0; h < kv_.heads(); ++h) {
+      end_draft(h);
+    }
+  }
+
+  /// A head as it is left by a call: those of its tokens without a slot, and no slot taken away
+  /// since.
+  static void leave(one_head& one, const head_ref& head) {
+    one.gone = head.next_position() - head.length();
+    if (index_t* const kept = head.metadata().kept; kept != nullptr) {
+      *kept = head.length();
+    }
+  }
+  void leave(index_t h) { leave(of(h), kv_.head(h)); }
+  /// All tokens that these heads have by now are measured, or need not be.
+  void count_tokens(const head_selection& heads) {
+    for (index_t i = 0; i < heads.count(); ++i) {
+      of(heads[i]).tokens = kv_.head(heads[i]).next_position();
+    }
   }
   /// The same at the end of a scope, whatever a policy throws in it.
   struct leaving {
     one_head& one;
     const head_ref& head;
-    ~leaving() { one.gone = head.next_position() - head.length(); }
+    ~leaving() { leave(one, head); }
   };
-  /// Refused: a head whose lengths were changed since, but for tokens appended: its state is not of
-  /// these slots. Where it ends a prompt, tokens may have been taken away again, as those of a
-  /// second reading (kvzip).
+  /// Refused: a head whose slots were taken away since, whatever was appended then: its state is
+  /// not of these slots. Where it ends a prompt, the latest may have been taken away again, as
+  /// those of a second reading (kvzip).
   void expect_left(const char* call, index_t h, bool ends_prompt = false) const {
     const head_ref head = kv_.head(h);
     const index_t gone = head.next_position() - head.length(),
-                  known = of(h).sealed + of(h).state.length();
-    expects(gone == of(h).gone && head.length() >= (ends_prompt ? of(h).sealed : known), call,
-            ": expected head ", h,
+                  known = of(h).sealed + of(h).state.length(),
+                  least =
+                      ends_prompt ? std::max(of(h).sealed, std::min(known, head.length())) : known;
+    const index_t* const kept = head.metadata().kept;
+    expects(gone == of(h).gone && head.length() >= least && (kept == nullptr || *kept >= least),
+            call, ": expected head ", h,
             " as it was left (clear, and draft with accept, set it back), got ", head.length(),
             " slots of ", head.next_position(), " tokens, and a state of ", known, " of ",
             known + of(h).gone);
+  }
+
+  // What is open of a request, which every call asks: a prompt of its heads, or a draft.
+
+  bool has_draft(index_t request) const { return drafts_[as_size(request)] > 0; }
+  /// Refused: a draft of the request that was not accepted.
+  void expect_no_draft(const char* call, index_t request) const {
+    expects(!has_draft(request), call, ": expected accept first, got a draft");
+  }
+  /// The same of the heads chosen.
+  void expect_no_draft(const char* call, const head_selection& heads) const {
+    for (index_t i = 0; i < heads.count(); ++i) {
+      expect_no_draft(call, kv_.request_of(heads[i]));
+    }
+  }
+  /// Refused: a prompt of the head that has not ended.
+  void expect_no_prompt(const char* call, index_t h) const {
+    expects(!of(h).held.begun(), call,
+            ": expected end_prompt first, got a prompt that has not ended");
+  }
+  void expect_nothing_open(const char* call, index_t h) const {
+    expect_no_prompt(call, h);
+    expect_no_draft(call, kv_.request_of(h));
+  }
+  void begin_draft(index_t h, drafted rows) {
+    of(h).draft = std::move(rows);
+    ++drafts_[as_size(kv_.request_of(h))];
+    kv_.count_drafts(h, 1);
+  }
+  void end_draft(index_t h) {
+    if (of(h).draft.tokens > 0) {
+      of(h).draft = {};
+      --drafts_[as_size(kv_.request_of(h))];
+      kv_.count_drafts(h, -1);
+    }
+  }
+
+  /// Refused: other positions than the heads', or not one for each token and request; where none
+  /// are given, what `expect_order` refuses.
+  void expect_positions(const char* call, const head_selection& heads, const step_input& in,
+                        index_t tokens, bool taken) const {
+    const index_t count = heads.count(),
+                  requests = static_cast<index_t>(in.positions.size()) / tokens;
+    expects(in.positions.empty() ||
+                (in.positions.data() != nullptr && requests > 0 && count % requests == 0 &&
+                 in.positions.size() == as_size(requests, tokens)),
+            call, ": expected positions [", tokens, ", requests] of ", count, " heads, got ",
+            in.positions.size());
+    for (index_t i = 0; i < count; ++i) {
+      const index_t h = heads[i], next = kv_.head(h).next_position();
+      if (in.positions.empty()) {
+        expect_order(call, h, taken);
+      }
+      for (index_t t = 0; t < tokens && !in.positions.empty(); ++t) {
+        const index_t got = in.positions[as_size(t * requests + i / (count / requests))];
+        expects(got == next + t, call, ": expected position ", next + t, " of head ", h, ", got ",
+                got);
+      }
+    }
+  }
+  /// Refused: a token of head `h` in another order than that of the layers, or one that its layer
+  /// has already: it would be at another position there. `taken`: does the layer before have it? A
+  /// layer without tokens is asked by its own first one.
+  void expect_order(const char* call, index_t h, bool taken) const {
+    const index_t before = kv_.in_layer_before(h), own = kv_.head(h).next_position(),
+                  other = kv_.head(before).next_position(),
+                  wanted = own + (taken && !kv_.in_first_layer(h) ? 1 : 0);
+    expects(before == h || other == 0 || other == wanted, call,
+            ": expected each token once in every layer, in their order, got head ", h,
+            " at position ", own, " and head ", before, " of the layer ",
+            kv_.in_first_layer(h) ? "that is last" : "before", " at ", other);
   }
   /// Refused: pages of other tables too, where `tokens` more and the budget change rows.
   void expect_own_pages(const char* call, index_t h, const budget& b, index_t tokens) const {
@@ -126,11 +221,9 @@ class compressor_base : protected head_policies<P> {
   }
   void expect_between(const char* call, index_t request) const {
     for (const index_t h : heads_of(call, request)) {
-      expects(!of(h).held.begun(), call,
-              ": expected end_prompt first, got a prompt that has not ended");
+      expect_nothing_open(call, h);
       expect_left(call, h);
     }
-    expects(drafts_[as_size(request)].empty(), call, ": expected accept first, got a draft");
   }
 
   /// Refused where heads of a layer keep the same tokens: others than those of whole layers in
@@ -161,6 +254,7 @@ class compressor_base : protected head_policies<P> {
       if (this->alike(heads[i]) && (!only_due || is_due(heads[i]))) {
         average_scores(n, [&](index_t k) -> head_state& {
           of(heads[i + k]).state.extend(seen(heads[i + k]).head().length());
+          leave(heads[i + k]);
           return of(heads[i + k]).state;
         });
       }
@@ -193,6 +287,7 @@ class compressor_base : protected head_policies<P> {
     if (!sharing.empty()) {
       for (std::size_t i = 0; i < sharing.size(); ++i) {
         state_of(i).extend(head_of(i).length());  // tokens without queries have no score
+        leave(sharing[i]);
       }
       const index_t first = sharing.front();
       const auto divided =
@@ -225,6 +320,7 @@ class compressor_base : protected head_policies<P> {
 
   /// Before head `h` is compressed apart from its request's other layers.
   void expect_compress(index_t h) const {
+    expect_no_draft("compress", kv_.request_of(h));
     const bool begun = of(h).held.begun();
     expects(!begun || !shares(h),
             "compress: expected end_prompt first (budgets are shared by all layers), got a prompt "
@@ -238,19 +334,21 @@ class compressor_base : protected head_policies<P> {
   /// A prompt's queries: of the heads chosen, no more than tokens, finite where a head checks.
   void expect_queries(const head_selection& heads, const queries& q) const;
   /// Refuses a step that some heads have not made, and names them.
-  void expect_finite_steps(const head_selection& heads) const {
+  void expect_finite_steps(const char* call, const head_selection& heads) const {
     std::string marked;
     for (index_t i = 0; i < heads.count(); ++i) {
       if (of(heads[i]).not_finite) {
         marked += (marked.empty() ? "" : ", ") + std::to_string(heads[i]);
       }
     }
-    expects(errc::not_finite, marked.empty(), "step: expected finite rows, got NaN or Inf in head ",
-            std::string_view(marked), " (as it was; all other heads have made their step)");
+    expects(errc::not_finite, marked.empty(), call,
+            ": expected finite rows, got NaN or Inf in head ", std::string_view(marked),
+            " (as it was; all other heads have made their step)");
   }
 
   std::vector<one_head> heads_;
-  std::vector<std::vector<drafted>> drafts_;  // [requests]
+  // [requests] heads with a draft; threads may draft for those of one request at the same time.
+  std::vector<std::atomic<index_t>> drafts_;
   workspace_pool pool_;
 };
 
@@ -276,6 +374,7 @@ void compressor_base<P>::expect_rows(const char* call, const head_selection& hea
 template <policy P>
 void compressor_base<P>::expect_queries(const head_selection& heads, const queries& q) const {
   heads.check("prompt", kv_.heads());
+  expect_no_draft("prompt", heads);
   expects(heads.count() == q.kv_heads(), "prompt: expected queries of ", heads.count(),
           " KV heads, got ", q.kv_heads());
   for (index_t i = 0; i < heads.count(); ++i) {

@@ -65,6 +65,7 @@ class head_calls : protected compressor_base<P> {
     const index_t group = kv_.head(0).group(), dim = kv_.head(0).dim();
     index_t longest = 0;
     for (index_t i = 0; i < heads.count(); ++i) {
+      this->expect_nothing_open("observe", heads[i]);
       this->expect_left("observe", heads[i]);
       longest = std::max(longest, kv_.head(heads[i]).length());
     }
@@ -85,8 +86,11 @@ class head_calls : protected compressor_base<P> {
       if (of(heads[i]).sealed > 0) {
         this->expect_given_sealed("observe", heads[i], given);
       }
+      expects(kv_.head(heads[i]).next_position() > of(heads[i]).tokens,
+              "observe: expected a token appended since the last call, got none in head ",
+              heads[i]);
     }
-    lease work(this->pool_, run.workers());
+    lease work(this->pool_, workers_of("observe", run));
     run(heads.count(), [&](index_t i, index_t worker) {
       const seen_head behind_seal = this->seen(heads[i]);
       const head_ref all = kv_.head(heads[i]);
@@ -114,7 +118,9 @@ class head_calls : protected compressor_base<P> {
       by_policy(heads[i], [&](const auto& p) {
         kvmeld::observe(p, behind_seal.head(), of(heads[i]).state, w, taken);
       });
+      this->leave(heads[i]);
     });
+    this->count_tokens(heads);
   }
 
   void seal(index_t request, index_t tokens) {
@@ -182,7 +188,9 @@ class head_calls : protected compressor_base<P> {
     of(h).sealed = sealed;
     of(h).goes_on = goes_on;
     of(h).held.release();
+    this->end_draft(h);
     this->leave(h);
+    this->count_tokens(head_range{h, 1});
   }
 };
 
@@ -216,6 +224,7 @@ void head_calls<P>::measure(index_t h, index_t i, const queries& q) {
       observe_prompt(p, behind_seal.head(), one.state, one.held, own);
     });
   });
+  this->leave(h);
 }
 
 template <policy P>
@@ -250,6 +259,7 @@ void head_calls<P>::finish(index_t h, index_t slots, workspace& work) {
   one.goes_on = one.goes_on || one.held.begun();
   one.held.release();
   this->leave(h);
+  this->count_tokens(head_range{h, 1});
   by_seen([&](const auto& p, const head_ref& head) {
     hooks(p).after_compress(head, one.state, slots);
   });

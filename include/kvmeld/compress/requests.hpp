@@ -2,9 +2,10 @@
 /// A compressor's calls on whole requests: drafts, and requests emptied, copied, saved, shrunk.
 #pragma once
 
-#include <algorithm>  // std::ranges::find
-#include <limits>     // std::numeric_limits
-#include <utility>    // std::exchange
+#include <algorithm>  // std::min, std::max, std::ranges::for_each
+#include <deque>
+#include <limits>   // std::numeric_limits
+#include <utility>  // std::move
 
 #include "kvmeld/compress/head_calls.hpp"
 #include "kvmeld/compress/saved_heads.hpp"
@@ -17,73 +18,108 @@ class request_calls : protected head_calls<P> {
  protected:
   using base = head_calls<P>;
   using base::base;
-  using base::kv_, base::heads_, base::of, base::by_policy, base::drafts_;
+  using base::kv_, base::heads_, base::of, base::by_policy;
   using typename base::drafted, typename base::leaving, typename base::lease,
       typename base::one_head;
 
   /// Refused: heads that cannot make a step.
-  void expect_tokens(const head_selection& heads) const {
+  void expect_tokens(const head_selection& heads, const step_input& in) const {
     this->expect_alike("step", heads);
     for (index_t i = 0; i < heads.count(); ++i) {
       const index_t h = heads[i];
       this->expect_left("step", h);
       by_policy(h, [&](const auto& p) { check_token(p, kv_.head(h)); });
-      expects(!of(h).held.begun(),
-              "step: expected end_prompt first, got a prompt that has not ended");
-      expects(drafts_[as_size(kv_.request_of(h))].empty(),
-              "step: expected accept first, got a draft of the request");
+      this->expect_nothing_open("step", h);
       this->expect_own_pages("step", h, of(h).limit, 1);
     }
+    this->expect_positions("step", heads, in, 1, true);
   }
 
   void draft(const head_selection& heads, const step_input& in, std::span<float> out,
              index_t tokens) {
-    heads.check("draft", kv_.heads());
-    expects(tokens > 0 && heads.count() > 0, "draft: expected at least 1 token and head, got ",
-            tokens, " and ", heads.count());
-    this->expect_rows("draft", heads, in, out, tokens);
-    this->expect_alike("draft", heads);
-    const index_t request = kv_.request_of(heads[0]);
-    auto& drafts = drafts_[as_size(request)];
+    std::vector<drafted> rows = attended("draft", heads, in, out, tokens, false);
     for (index_t i = 0; i < heads.count(); ++i) {
+      this->begin_draft(heads[i], std::move(rows[as_size(i)]));
+    }
+  }
+  void attend(const head_selection& heads, const step_input& in, std::span<float> out,
+              index_t tokens) {
+    (void)attended("attend", heads, in, out, tokens, true);
+  }
+
+  /// Attends as `tokens` more tokens of one request's heads do, which then have them (`keeps`) or
+  /// are as they were; their rows, by head.
+  std::vector<drafted> attended(const char* call, const head_selection& heads, const step_input& in,
+                                std::span<float> out, index_t tokens, bool keeps) {
+    heads.check(call, kv_.heads());
+    expects(tokens > 0 && heads.count() > 0, call, ": expected at least 1 token and head, got ",
+            tokens, " and ", heads.count());
+    this->expect_rows(call, heads, in, out, tokens);
+    this->expect_alike(call, heads);
+    const index_t request = kv_.request_of(heads[0]);
+    const head_ref any = kv_.head(0);
+    const index_t n = heads.count(), dim = any.dim(), of_v = any.value_dim(),
+                  own_v = any.own_value_dim(), group = any.group();
+    const std::vector<float> q = in.q.all(), k = in.k.all(), v = in.v.all();
+    std::vector<drafted> rows(as_size(n));
+    for (index_t i = 0; i < n; ++i) {
       const index_t h = heads[i];
       const head_ref head = kv_.head(h);
-      this->expect_left("draft", h);
-      expects(kv_.request_of(h) == request, "draft: expected heads of one request, got ", request,
+      expects(kv_.request_of(h) == request, call, ": expected heads of one request, got ", request,
               " and ", kv_.request_of(h));
-      for (const drafted& d : drafts) {
-        expects(std::ranges::find(d.heads, h) == d.heads.end(),
-                "draft: expected accept first, got a second draft of head ", h);
+      expects(of(h).draft.tokens == 0, call, ": expected accept first, got a draft of head ", h);
+      if (keeps) {
+        this->expect_no_draft(call, request);
+      } else {
+        this->expect_no_prompt(call, h);
       }
-      expects(errc::no_capacity, tokens <= head.capacity() - head.length(),
-              "draft: expected room for ", tokens, " tokens, got ", head.capacity() - head.length(),
+      this->expect_left(call, h);
+      expects(errc::no_capacity, tokens <= head.capacity() - head.length(), call,
+              ": expected room for ", tokens, " tokens, got ", head.capacity() - head.length(),
               " free slots");
       head.expect_pages(head.length(), head.length() + tokens);
-      kv_.expect_own_pages("draft", h, head.length(), head.length() + tokens);
-    }
-    const head_ref any = kv_.head(0);
-    const index_t dim = any.dim(), of_v = any.value_dim(), group = any.group();
-    drafted d{.heads = {}, .tokens = tokens, .q = in.q.all(), .k = in.k.all(), .v = in.v.all()};
-    bool finite = true;
-    for (index_t i = 0; i < heads.count(); ++i) {
-      d.heads.push_back(heads[i]);
-      const head_ref head = kv_.head(heads[i]);
-      head_state& state = of(heads[i]).state;
-      const rows_taken_back rows_too{head, head.length(), head.next_position()};
-      const undo state_too(state);
+      kv_.expect_own_pages(call, h, head.length(), head.length() + tokens);
+      drafted& d = rows[as_size(i)];
+      d.tokens = tokens;
       for (index_t t = 0; t < tokens; ++t) {
-        const std::ptrdiff_t row = std::ptrdiff_t{t} * heads.count() + i;
-        float* const to = out.data() + row * group * of_v;
-        head.push(d.k.data() + row * dim, d.v.data() + row * any.own_value_dim());
+        const std::ptrdiff_t row = std::ptrdiff_t{t} * n + i;
+        const auto take = [&](std::vector<float>& to, const std::vector<float>& from,
+                              index_t each) {
+          to.insert(to.end(), from.begin() + row * each, from.begin() + (row + 1) * each);
+        };
+        take(d.q, q, group * dim), take(d.k, k, dim), take(d.v, v, own_v);
+      }
+      for (const auto* x : {&d.q, &d.k, &d.v}) {
+        expects(errc::not_finite, all_finite(x->data(), static_cast<index_t>(x->size())), call,
+                ": expected finite rows, got NaN or Inf in head ", h);
+      }
+    }
+    if (!keeps || !in.positions.empty()) {
+      this->expect_positions(call, heads, in, tokens, false);
+    }
+    bool finite = true;
+    std::deque<rows_taken_back> taken_back;
+    for (index_t i = 0; i < n; ++i) {
+      const head_ref head = kv_.head(heads[i]);
+      const drafted& d = rows[as_size(i)];
+      head_state& state = of(heads[i]).state;
+      const undo state_too(state);
+      taken_back.emplace_back(head);
+      for (index_t t = 0; t < tokens; ++t) {
+        float* const to = out.data() + (std::ptrdiff_t{t} * n + i) * group * of_v;
+        head.push(d.k.data() + std::ptrdiff_t{t} * dim, d.v.data() + std::ptrdiff_t{t} * own_v);
         state.extend(head.length() - of(heads[i]).sealed);
         by_policy(heads[i], [&](const auto& p) {
-          hooks(p).attend(head, state, d.q.data() + row * group * dim, to, {}, {});
+          hooks(p).attend(head, state, d.q.data() + std::ptrdiff_t{t} * group * dim, to, {}, {});
         });
         finite = finite && all_finite(to, group * of_v);
       }
     }
-    expects(errc::not_finite, finite, "draft: expected finite rows, got NaN or Inf");
-    drafts.push_back(std::move(d));
+    expects(errc::not_finite, finite, call, ": expected finite rows, got NaN or Inf");
+    if (keeps) {
+      std::ranges::for_each(taken_back, &rows_taken_back::release);
+    }
+    return rows;
   }
 
   index_t draft_room(index_t request) const {
@@ -102,36 +138,55 @@ class request_calls : protected head_calls<P> {
   }
 
   void accept(index_t request, index_t tokens) {
-    (void)this->heads_of("accept", request);
-    auto& drafts = drafts_[as_size(request)];
+    const auto heads = this->heads_of("accept", request);
     expects(tokens >= 0, "accept: expected at least 0 tokens, got ", tokens);
-    for (const drafted& d : drafts) {
-      expects(tokens <= d.tokens, "accept: expected at most ", d.tokens, " drafted tokens, got ",
-              tokens);
-      for (const index_t h : d.heads) {
+    const bool open = this->has_draft(request);
+    expects(tokens == 0 || open, "accept: expected a draft, got none");
+    for (const index_t h : heads) {
+      const index_t most = of(h).draft.tokens;
+      expects(tokens <= most || most == 0, "accept: expected at most ", most,
+              " drafted tokens, got ", tokens);
+      if (open) {
         this->expect_left("accept", h);
-        if (tokens > 0) {
-          const seen_head seen = this->seen(h);
-          by_policy(h, [&](const auto& p) { check_step(p, seen.head(), of(h).limit); });
-          this->expect_own_pages("accept", h, of(h).limit, tokens);
-        }
+      }
+      if (tokens > 0) {
+        expects(most > 0 || kv_.head(h).next_position() == 0,
+                "accept: expected a draft of every head of the request, got none of head ", h);
+        const seen_head seen = this->seen(h);
+        by_policy(h, [&](const auto& p) { check_step(p, seen.head(), of(h).limit); });
+        this->expect_own_pages("accept", h, of(h).limit, tokens);
       }
     }
-    expects(tokens == 0 || !drafts.empty(), "accept: expected a draft, got none");
     const head_ref any = kv_.head(0);
+    const index_t each = any.spec().kv_heads;
     std::vector<float> out(as_size(any.group(), any.value_dim()));
     lease work(this->pool_, 1);
-    // What a policy throws ends the draft: its tokens that were reached are not to count again.
-    for (const drafted& d : std::exchange(drafts, {})) {
-      const float *q = d.q.data(), *k = d.k.data(), *v = d.v.data();
+    std::vector<drafted> drafts;
+    for (const index_t h : heads) {
+      // What a policy throws ends the draft: its tokens that were reached are not to count again.
+      drafts.push_back(std::move(of(h).draft));
+      of(h).draft.tokens = drafts.back().tokens;
+      this->end_draft(h);
+      of(h).not_finite = false;
+    }
+    for (std::size_t first = 0; first < heads.size(); first += as_size(each)) {
+      const head_range layer{heads[first], each};
       for (index_t t = 0; t < tokens; ++t) {
-        for (const index_t h : d.heads) {
-          (void)this->step_head(h, kv_.head(h), work[0], q, k, v, out.data());
-          q += std::ptrdiff_t{any.group()} * any.dim(), k += any.dim(), v += any.own_value_dim();
+        for (index_t i = 0; i < each; ++i) {
+          const drafted& d = drafts[first + as_size(i)];
+          if (d.tokens > 0 && !of(layer.first + i).not_finite) {
+            of(layer.first + i).not_finite =
+                !this->step_head(layer.first + i, kv_.head(layer.first + i), work[0],
+                                 d.q.data() + std::ptrdiff_t{t} * any.group() * any.dim(),
+                                 d.k.data() + std::ptrdiff_t{t} * any.dim(),
+                                 d.v.data() + std::ptrdiff_t{t} * any.own_value_dim(), out.data());
+          }
         }
-        this->evict_alike(d.heads, work, serial{});
+        this->evict_alike(layer, work, serial{});
       }
     }
+    this->count_tokens(heads);
+    this->expect_finite_steps("accept", heads);
   }
 
   void clear(index_t request) {
@@ -140,7 +195,6 @@ class request_calls : protected head_calls<P> {
       this->hold_to(h, this->decode_limit(h, this->slots_of(h)), 0);
       kv_.count_pages(h);
     }
-    drafts_[as_size(request)].clear();
   }
 
   void copy(const request_calls& all, index_t from, index_t to) {
@@ -169,7 +223,6 @@ class request_calls : protected head_calls<P> {
       this->hold_to(b, all.of(a).limit, all.of(a).sealed, all.of(a).goes_on);
       kv_.count_pages(b);
     }
-    drafts_[as_size(to)].clear();
   }
   /// Refused: head `a` of another compressor that this one could not go on with as head `b`.
   void expect_same(const request_calls& all, index_t a, index_t b) const {
@@ -233,7 +286,6 @@ class request_calls : protected head_calls<P> {
     for (std::size_t i = 0; i < heads.list.size(); ++i) {
       this->hold_to(heads.list[i], heads.limits[i], heads.sealed[i]);
     }
-    drafts_[as_size(request)].clear();
   }
 
   void shrink(auto& kv, index_t capacity) {
@@ -256,11 +308,23 @@ class request_calls : protected head_calls<P> {
   }
 
  private:
-  /// Drafted rows are gone at the end of a scope, whatever a policy throws in it.
-  struct rows_taken_back {
-    head_ref head;
-    index_t length, next_position;
-    ~rows_taken_back() { head.restore(length, next_position); }
+  /// Rows appended in a scope are taken back at its end, whatever a policy throws in it.
+  class rows_taken_back {
+   public:
+    explicit rows_taken_back(const head_ref& head)
+        : head_(head), length_(head.length()), next_position_(head.next_position()) {}
+    rows_taken_back(const rows_taken_back&) = delete;
+    rows_taken_back& operator=(const rows_taken_back&) = delete;
+    ~rows_taken_back() {
+      if (length_ >= 0) {
+        head_.restore(length_, next_position_);
+      }
+    }
+    void release() { length_ = -1; }
+
+   private:
+    head_ref head_;
+    index_t length_, next_position_;
   };
 
   /// Carries out `call`. Where it refuses, the pages of `heads` are counted anew: checks count them

@@ -76,6 +76,7 @@ class cache : public cache_base {
     for (index_t h = 0; h < heads(); ++h) {
       detail::copy_slots(head(h), to.head(h));
     }
+    to.take_over(*this);
     *this = std::move(to);
   }
   /// The same for a cache that `meld` compresses, as after a prompt that it has compressed:
@@ -177,7 +178,7 @@ class paged_cache : public cache_base, detail::move_only {
       }
     } catch (...) {  // what the tokens would have had in use is not
       for (index_t i = 0; i < heads.count(); ++i) {
-        (void)pages(heads[i]);
+        count_pages(heads[i]);
       }
       throw;
     }
@@ -187,7 +188,7 @@ class paged_cache : public cache_base, detail::move_only {
   void commit(const head_selection& heads, index_t tokens) {
     cache_base::commit(heads, tokens);
     for (index_t i = 0; i < heads.count(); ++i) {
-      count_pages(heads[i], 0, table(heads[i]).taken_by(length(heads[i])), true);
+      counts_.take(heads[i], taken(heads[i]));
     }
   }
 
@@ -196,16 +197,21 @@ class paged_cache : public cache_base, detail::move_only {
   /// Do two heads share a page table?
   bool share_table(index_t a, index_t b) const { return table(a).pages == table(b).pages; }
   /// Pages that the table of head `h` has for slots in use, of this head and of those that share
-  /// it. No others count as in use from here on. Refused: a head that is not there.
+  /// it. No others count as in use from here on. Needs these heads to itself. Refused: a head that
+  /// is not there.
   index_t pages(index_t h) {
     (void)head(h);
     index_t most = 0;
-    tables().each_sharing(h, heads(),
-                          [&](index_t i) { most = std::max(most, table(i).taken_by(length(i))); });
-    count_pages(h, 0, most, true);
-    count_pages(h, most, capacity() / table(h).slots, false);
+    tables().each_sharing(h, heads(), [&](index_t i) {
+      most = std::max(most, taken(i));
+      counts_.take(i, taken(i));
+    });
+    count_pages(h);
     return most;
   }
+  /// Counts anew which pages the heads of a table have in use, head `h` by its length, the others
+  /// as their last calls left them. Threads may, each for heads of its own.
+  void count_pages(index_t h) { counts_.take_only(h, taken(h), capacity() / table(h).slots); }
   /// The table's entries after those: after a compression, the pages that it has freed, and what
   /// was −1 before.
   std::span<const index_t> free_pages(index_t h) {
@@ -242,12 +248,13 @@ class paged_cache : public cache_base, detail::move_only {
       }
       return page_table::no_page;
     };
-    count_pages(h, 0, last, true);
+    const index_t most = std::max(last, taken(h));
+    counts_.take(h, most);
     if (first_shared() == page_table::no_page) {
       return;
     }
-    (void)pages(h);  // the engine may have put the table in another order since
-    count_pages(h, 0, last, true);
+    count_pages(h);  // the engine may have put the table in another order since
+    counts_.take(h, most);
     const index_t page = first_shared();
     expects(page == page_table::no_page, call,
             ": expected pages that no other table has in use where rows are changed, got page ",
@@ -255,9 +262,8 @@ class paged_cache : public cache_base, detail::move_only {
   }
 
  private:
-  void count_pages(index_t h, index_t first, index_t last, bool in_use) {
-    counts_.count(h, table(h), first, last, in_use);
-  }
+  /// Entries of its table that head `h` has in use.
+  index_t taken(index_t h) const { return table(h).taken_by(length(h)); }
 
   /// Which heads share a table, by how many tables there are.
   placed_tables shared(const page_tables& t) const {

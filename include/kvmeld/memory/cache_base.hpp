@@ -99,6 +99,8 @@ class cache_base {
   }
 
  protected:
+  /// Of heads that were moved here from `from`.
+  void take_over(const cache_base& from) { records_.take_over(from.records_); }
   /// What `append` refuses.
   void expect_append(const head_selection& heads, const any_span& k, const any_span& v,
                      index_t tokens) {
@@ -137,7 +139,8 @@ class cache_base {
       : specs_(std::move(specs)),
         extents_(extents),
         type_(type),
-        records_(extents.layers * extents.requests * kv_heads(), extents.capacity) {}
+        records_(extents.layers * extents.requests * kv_heads(), extents.capacity, extents.requests,
+                 kv_heads()) {}
 
   /// Specs with their defaults, one for all layers or one for each. Refused: what
   /// `attention_spec::checked` refuses, another number of specs, layers of different shapes.
@@ -270,6 +273,7 @@ class cache_base {
     expects(tokens >= 0, what, ": expected at least 0 tokens, got ", tokens);
     for (index_t i = 0; i < heads.count(); ++i) {
       const head_ref to = head(heads[i]);
+      to.expect_no_draft(what);
       expects(errc::no_capacity, tokens <= to.capacity() - to.length(), what, ": expected at most ",
               to.capacity() - to.length(), " tokens in head ", heads[i] % kv_heads(), " of layer ",
               heads[i] / kv_heads() / requests(), " (", to.length(), " of ", to.capacity(),

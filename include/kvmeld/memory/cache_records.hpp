@@ -3,7 +3,10 @@
 /// of pages how many tables have each in use.
 #pragma once
 
+#include <algorithm>  // std::max
 #include <atomic>
+#include <memory>  // std::unique_ptr
+#include <mutex>
 #include <vector>
 
 #include "kvmeld/memory/layout.hpp"
@@ -11,15 +14,33 @@
 
 namespace kvmeld::inline v0 {
 
-/// What heads keep beside their rows: log-mass, position, lengths.
+/// What heads keep beside their rows: log-mass, position, lengths. With `requests`, of layers of
+/// `kv_heads` heads each, also which have a draft open.
 class head_records {
  public:
-  head_records(index_t heads, index_t capacity) : heads_(heads), capacity_(capacity) {
+  head_records(index_t heads, index_t capacity, index_t requests = 0, index_t kv_heads = 1)
+      : heads_(heads), capacity_(capacity), kv_heads_(kv_heads), drafts_(as_size(requests)) {
     const auto n = as_size(heads);
     const std::size_t slots = n * as_size(capacity);
     log_mass_.resize(slots), position_.resize(slots);
-    length_.resize(n), next_position_.resize(n);
+    length_.resize(n), next_position_.resize(n), kept_.resize(n);
   }
+  /// A copy has no drafts, and nothing that a compressor knows of.
+  head_records(const head_records& from)
+      : heads_(from.heads_),
+        capacity_(from.capacity_),
+        kv_heads_(from.kv_heads_),
+        log_mass_(from.log_mass_),
+        position_(from.position_),
+        length_(from.length_),
+        next_position_(from.next_position_),
+        kept_(from.kept_.size()),
+        drafts_(from.drafts_.size()) {}
+  head_records(head_records&&) noexcept = default;
+  head_records& operator=(head_records&&) noexcept = default;
+  ~head_records() = default;
+  /// Heads of other memory with the same slots: what a compressor knows of those goes on.
+  void take_over(const head_records& from) { kept_ = from.kept_, drafts_ = from.drafts_; }
 
   index_t heads() const { return heads_; }
   index_t capacity() const { return capacity_; }
@@ -29,17 +50,24 @@ class head_records {
   slot_metadata of(index_t h) {
     expects(h >= 0 && h < heads_, "head: expected 0 to ", heads_ - 1, ", got ", h);
     const auto i = as_size(h), first = i * as_size(capacity_);
-    return {log_mass_.data() + first, position_.data() + first, &length_[i], &next_position_[i]};
+    index_t* const drafts =
+        drafts_.empty() ? nullptr : &drafts_[as_size(h / kv_heads_) % drafts_.size()];
+    return {log_mass_.data() + first,
+            position_.data() + first,
+            &length_[i],
+            &next_position_[i],
+            &kept_[i],
+            drafts};
   }
 
  private:
-  index_t heads_, capacity_;
+  index_t heads_, capacity_, kv_heads_;
   std::vector<float> log_mass_;
-  std::vector<index_t> position_, length_, next_position_;
+  std::vector<index_t> position_, length_, next_position_, kept_, drafts_;
 };
 
 /// How many tables have each page in use, by which a cache refuses changes. Calls of several
-/// threads may count at the same time, each those of its own tables.
+/// threads may count at the same time, each those of its own heads, which may share a table.
 class page_counts {
  public:
   page_counts() = default;
@@ -47,14 +75,16 @@ class page_counts {
   /// in several heads of one. Nothing is counted where there is one table for such rows.
   page_counts(const placed_tables& tables, const cache_extents& e, index_t kv_heads,
               bool layers_apart, bool heads_apart)
-      : first_(tables.first), requests_(e.requests), kv_heads_(kv_heads) {
+      : all_(tables), requests_(e.requests), kv_heads_(kv_heads) {
     layers_apart = layers_apart && tables.count > e.requests;
     of_head_ = heads_apart ? 1 : 0;
     of_layer_ = layers_apart ? (heads_apart ? kv_heads : 1) : 0;
     const index_t places = (layers_apart ? e.layers : 1) * (heads_apart ? kv_heads : 1);
     if (tables.count > places) {
-      tables_ = std::vector<std::atomic<index_t>>(as_size(places, first_.limit));
+      tables_ = std::vector<std::atomic<index_t>>(as_size(places, tables.first.limit));
       counted_.resize(as_size(tables.count) * as_size(tables.stride), page_table::no_page);
+      used_.resize(as_size(e.layers * e.requests * kv_heads));
+      locks_ = std::make_unique<std::mutex[]>(as_size(tables.count));
     }
   }
 
@@ -63,12 +93,34 @@ class page_counts {
   bool shared(index_t h, index_t page) {
     return is_page(page) && tables_with(h, page).load(std::memory_order_relaxed) > 1;
   }
-  /// Counts what entries `first` to `last` − 1 of head `h`'s table list as in use, or nothing
-  /// there. What is in use before and after is counted at any time.
-  void count(index_t h, const page_table& own, index_t first, index_t last, bool in_use) {
-    index_t* const counted = empty() ? nullptr : counted_.data() + (own.pages - first_.pages);
+  /// Head `h` has the first `used` entries of its table in use, whatever the table lists there by
+  /// now. What is in use before and after is counted at any time.
+  void take(index_t h, index_t used) {
+    if (!empty()) {
+      const std::lock_guard lock(lock_of(h));
+      used_[as_size(h)] = used;
+      count(h, 0, used, true);
+    }
+  }
+  /// The same, and of its table's entries no others than those that some head has in use.
+  void take_only(index_t h, index_t used, index_t entries) {
+    if (!empty()) {
+      const std::lock_guard lock(lock_of(h));
+      used_[as_size(h)] = used;
+      all_.each_sharing(h, static_cast<index_t>(used_.size()),
+                        [&](index_t i) { used = std::max(used, used_[as_size(i)]); });
+      count(h, 0, used, true);
+      count(h, used, entries, false);
+    }
+  }
+
+ private:
+  std::mutex& lock_of(index_t h) { return locks_[as_size(h / all_.heads_each % all_.count)]; }
+  void count(index_t h, index_t first, index_t last, bool in_use) {
+    const page_table own = all_.of(h);
+    index_t* const counted = counted_.data() + (own.pages - all_.first.pages);
     for (const bool comes : {true, false}) {
-      for (index_t i = first; i < last && counted != nullptr; ++i) {
+      for (index_t i = first; i < last; ++i) {
         const index_t page = in_use && is_page(own.pages[i]) ? own.pages[i] : page_table::no_page;
         index_t& was = counted[i];
         if (comes && page != was && page != page_table::no_page) {
@@ -82,18 +134,18 @@ class page_counts {
       }
     }
   }
-
- private:
-  bool is_page(index_t page) const { return page >= 0 && page < first_.limit; }
+  bool is_page(index_t page) const { return page >= 0 && page < all_.first.limit; }
   std::atomic<index_t>& tables_with(index_t h, index_t page) {
     const index_t place = h / kv_heads_ / requests_ * of_layer_ + h % kv_heads_ * of_head_;
-    return tables_[as_size(place, first_.limit) + as_size(page)];
+    return tables_[as_size(place, all_.first.limit) + as_size(page)];
   }
 
-  page_table first_ = {};
+  placed_tables all_;
   index_t requests_ = 1, kv_heads_ = 1, of_layer_ = 0, of_head_ = 0;
   std::vector<std::atomic<index_t>> tables_;  // [places, pages]
   std::vector<index_t> counted_;              // as the tables were when last counted
+  std::vector<index_t> used_;                 // [heads] entries of its table, as last counted
+  std::unique_ptr<std::mutex[]> locks_;       // [tables] for these two
 };
 
 }  // namespace kvmeld::inline v0

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>  // std::atomic_ref
 #include <span>
 #include <vector>
 
@@ -10,7 +11,8 @@
 
 namespace kvmeld::inline v0 {
 
-/// Heads `first` to `first + count − 1`.
+/// Heads `first` to `first + count − 1`: `head_range{h, 1}` is head `h` alone, and
+/// `head_range{kv.heads(layer, request)[0], 2}` the first two of a layer and request.
 struct head_range {
   index_t first = 0;
   index_t count = 0;
@@ -20,7 +22,8 @@ struct head_range {
 /// (`cache.heads(layer, requests)`). A view, as an argument is: the list must live as long.
 ///
 /// Rows of a call's input and output are those of the heads chosen, in their order; policies,
-/// budgets and states stay those of the whole cache.
+/// budgets and states stay those of the whole cache. `heads[i]` is the number of the `i`-th;
+/// `for (const index_t h : kv.heads(layer, request))` is over all of them.
 class head_selection {
  public:
   head_selection(head_range range)
@@ -42,6 +45,32 @@ class head_selection {
   index_t operator[](index_t i) const {
     return listed_ ? first_ + list_[as_size(i / each_)] * each_ + i % each_ : first_ + i;
   }
+
+  class iterator {
+   public:
+    using value_type = index_t;
+    using difference_type = std::ptrdiff_t;
+
+    iterator() = default;
+    iterator(const head_selection& heads, index_t i) : heads_(&heads), i_(i) {}
+    index_t operator*() const { return (*heads_)[i_]; }
+    iterator& operator++() {
+      ++i_;
+      return *this;
+    }
+    iterator operator++(int) {
+      const iterator was = *this;
+      ++i_;
+      return was;
+    }
+    bool operator==(const iterator&) const = default;
+
+   private:
+    const head_selection* heads_ = nullptr;
+    index_t i_ = 0;
+  };
+  iterator begin() const { return {*this, 0}; }
+  iterator end() const { return {*this, count()}; }
 
   /// Refuses heads that are not among `heads`, and a list that has one twice.
   void check(const char* what, index_t heads) const {
@@ -94,13 +123,19 @@ class cache_ref {
                              index_t like) {
         static_cast<Cache*>(cache)->expect_own_pages(call, h, from, to, like);
       };
-      pages_ = [](void* cache, index_t h) { (void)static_cast<Cache*>(cache)->pages(h); };
+      pages_ = [](void* cache, index_t h) { static_cast<Cache*>(cache)->count_pages(h); };
     }
   }
 
   /// Is it this cache?
   bool is(const void* cache) const { return kv_ == cache; }
-  head_ref head(index_t h) const { return head_(kv_, h); }
+  head_ref head(index_t h) const { return head_(kv_, h).for_compressor(); }
+  /// Tells the cache that a head has a draft more, or one less: rows are refused meanwhile.
+  void count_drafts(index_t h, index_t more) const {
+    if (index_t* const drafts = head_(kv_, h).metadata().drafts; drafts != nullptr) {
+      std::atomic_ref(*drafts).fetch_add(more, std::memory_order_relaxed);
+    }
+  }
   index_t requests() const { return requests_; }
   index_t heads() const { return layers_ * requests_ * kv_heads_; }
 
@@ -131,6 +166,12 @@ class cache_ref {
     return h / (requests_ * kv_heads_) * kv_heads_ + h % kv_heads_;
   }
   index_t request_of(index_t h) const { return h / kv_heads_ % requests_; }
+  /// The same KV head of the layer before it, or for the first layer of the last one.
+  index_t in_layer_before(index_t h) const {
+    const index_t layer = requests_ * kv_heads_;
+    return h >= layer ? h - layer : h + (layers_ - 1) * layer;
+  }
+  bool in_first_layer(index_t h) const { return h < requests_ * kv_heads_; }
   /// Are the two of one layer and request?
   bool together(index_t a, index_t b) const { return a / kv_heads_ == b / kv_heads_; }
 

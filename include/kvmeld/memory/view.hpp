@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>    // std::min, std::max
+#include <atomic>       // std::atomic_ref
 #include <bit>          // std::bit_cast
 #include <cmath>        // std::isfinite
 #include <concepts>     // std::derived_from
@@ -22,6 +23,11 @@ struct slot_metadata {
   index_t* position = nullptr;       ///< [capacity]
   index_t* length = nullptr;         ///< slots in use
   index_t* next_position = nullptr;  ///< the next token's: how many were ever appended
+  /// Its first slots that nobody has taken away since a compressor's call; null: not counted.
+  index_t* kept = nullptr;
+  /// Heads of its request with a draft that was not accepted; null: not counted. Threads may draft
+  /// for heads of one request at the same time: read and written atomically.
+  index_t* drafts = nullptr;
 };
 
 /// One KV head's slots: `[capacity]` rows of keys and values, a log-mass and a position per slot;
@@ -111,6 +117,12 @@ class head_ref {
     return own;
   }
   const slot_metadata& metadata() const { return slots_; }
+  /// The head for who has drafted, and may append.
+  head_ref for_compressor() const {
+    head_ref own = *this;
+    own.slots_.drafts = nullptr;
+    return own;
+  }
 
   /// How many slots there are from `s` on, in use or not: to the end of its page, or in all.
   index_t rows_from(index_t s) const {
@@ -148,6 +160,7 @@ class head_ref {
   }
   /// The next slot, at the next position, with log-mass 0; its rows are the caller's to write.
   index_t push_metadata() const {
+    expect_no_draft("push");
     expects(errc::no_capacity, length() < capacity(), "push: expected a free slot, got all ",
             capacity(), " slots in use");
     expects(errc::no_capacity, next_position() < std::numeric_limits<index_t>::max(),
@@ -163,7 +176,7 @@ class head_ref {
   void truncate(index_t length) const {
     expects(length >= 0 && length <= *slots_.length, "truncate: expected 0 to ", *slots_.length,
             " slots, got ", length);
-    *slots_.length = length;
+    set_length(length);
   }
   /// Sets both lengths: back to what they were some tokens ago, or for slots whose contents come
   /// from outside (`load` writes them next). Refused, with nothing changed: slots in use that hold
@@ -175,8 +188,15 @@ class head_ref {
       expects(position(s) < next_position, "restore: expected slots of tokens before ",
               next_position, ", got token ", position(s), " in slot ", s);
     }
-    *slots_.length = length;
+    set_length(length);
     *slots_.next_position = next_position;
+  }
+
+  /// Refused: rows appended while a draft of the request is open, whose tokens come first.
+  void expect_no_draft(const char* call) const {
+    expects(slots_.drafts == nullptr ||
+                std::atomic_ref(*slots_.drafts).load(std::memory_order_relaxed) <= 0,
+            call, ": expected accept first, got a draft");
   }
 
   /// Refused: slots `from` to `to` − 1 of a head in pages that its table has no pages for.
@@ -191,6 +211,13 @@ class head_ref {
   }
 
  private:
+  void set_length(index_t length) const {
+    *slots_.length = length;
+    if (slots_.kept != nullptr) {
+      *slots_.kept = std::min(*slots_.kept, length);
+    }
+  }
+
   row<any_scalar> at(const head_rows& l, storage type, index_t s) const {
     return {address(l, s), l.element, type};
   }
