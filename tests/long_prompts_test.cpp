@@ -143,4 +143,47 @@ TEST_CASE("a shared budget's cap holds, and what a head cannot take goes to the 
   CHECK(std::max(kv.head(0).length(), kv.head(1).length()) == 60);
 }
 
+/// Slots of the heads of request 0 after a prompt that was read `chunk` tokens at a time.
+std::vector<index_t> divided(const kvmeld::any_policy& p, const prompt_rows& x, index_t chunk) {
+  model_cache kv(x.tokens + 1);
+  kvmeld::compressor meld(kv, p, kvmeld::budget::shared(48));
+  for (index_t first = 0; first < x.tokens; first += chunk) {
+    const index_t last = std::min(first + chunk, x.tokens);
+    for (index_t l = 0; l < layers_of; ++l) {
+      x.append(kv, l, 0, first, last);
+      meld.prompt(model_cache::of(l, 0),
+                  kvmeld::queries(x.queries(l, first, last), last - first, layer_spec));
+    }
+  }
+  meld.end_prompt(0);
+  return {kv.head(0).length(), kv.head(1).length(), kv.head(4).length(), kv.head(5).length()};
+}
+
+TEST_CASE("a shared budget is divided alike whatever chunks a prompt comes in, but by fold",
+          "[compressor]") {
+  prompt_rows x(180);
+  for (std::size_t i = 0; i < x.k[1].size(); ++i) {
+    x.k[1][i] *= i / dim % kv_heads_of == 0 ? 2.0F : 0.5F;
+  }
+  int uneven = 0;
+  for (const fixtures::example& e : fixtures::every_policy()) {
+    if (!kvmeld::traits::evicts(e.policy) || !kvmeld::traits::shares(e.policy)) {
+      continue;
+    }
+    CAPTURE(e.name);
+    const auto whole = divided(e.policy, x, x.tokens);
+    uneven += whole[0] != whole[3] ? 1 : 0;
+    for (const index_t chunk : {90, 64, 7}) {
+      CAPTURE(chunk);
+      const auto parts = divided(e.policy, x, chunk);
+      if (e.name.starts_with("fold")) {  // its chunks do not see the tokens after them
+        CHECK(std::ranges::max(parts) > 48);
+      } else {
+        CHECK(parts == whole);
+      }
+    }
+  }
+  CHECK(uneven > 5);
+}
+
 }  // namespace long_prompts_test

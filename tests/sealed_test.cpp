@@ -59,7 +59,7 @@ TEST_CASE("queries of sealed tokens are refused", "[seal][errors]") {
   const floats q = queries_of(question + 1);
   CHECK_THROWS_WITH(p.meld.prompt(p.kv.heads(0, 0), kvmeld::queries(q, question + 1, layer_spec)),
                     Catch::Contains("prompt: expected at most 60 queries (the tokens appended "
-                                    "behind the seal), got 61"));
+                                    "after the seal), got 61"));
 }
 
 TEST_CASE("fold counts the tokens behind a seal alone", "[seal][fold]") {

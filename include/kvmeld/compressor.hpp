@@ -81,13 +81,18 @@ class compressor : private detail::request_calls<P> {
 
   /// Ends a request's prompt: all of its heads are brought to their budgets. Heads that `compress`
   /// has brought there already stay as they are. Scratch of the prompt is given back.
-  /// Refused: a request that is not there, a policy that needs queries which did not come.
+  /// Where a model's heads are split over processes, a shared budget is divided as in one: each
+  /// process calls with the `group`, whose `gather` is called once, and only if budgets are shared.
+  /// Refused: a request that is not there, a policy that needs queries which did not come; with a
+  /// group `budget::same_tokens` and `fold::leverage_exponent` (`unsupported`), messages that are
+  /// not of the same layers.
   template <executor E = serial>
-  void end_prompt(index_t request, const E& run = {}) {
+  void end_prompt(index_t request, const E& run = {}, const process_group& group = {}) {
     const std::vector<index_t> heads = this->heads_of("end_prompt", request);
     this->expect_no_draft("end_prompt", request);
     const index_t workers = detail::workers_of("end_prompt", run);
-    const std::vector<index_t> slots = this->prompt_slots(heads);
+    this->gather("end_prompt", heads);
+    const std::vector<index_t> slots = this->prompt_slots(heads, group);
     lease work(this->pool_, workers);
     run(kv_.per_request(), [&](index_t i, index_t worker) {
       this->finish(heads[as_size(i)], slots[as_size(i)], work[worker]);
@@ -106,6 +111,7 @@ class compressor : private detail::request_calls<P> {
     expects(lengths.empty() || lengths.size() == as_size(heads.count()),
             "compress: expected lengths [", heads.count(), "], got ", lengths.size());
     expects(lengths.empty() || lengths.data() != nullptr, "compress: expected lengths, got null");
+    this->gather("compress", heads);
     for (index_t i = 0; i < heads.count(); ++i) {
       this->expect_compress(heads[i]);
     }
@@ -150,7 +156,7 @@ class compressor : private detail::request_calls<P> {
       of(h).not_finite = !this->step_head(h, kv_.head(h), work[worker], q, k, v, to);
       of(h).tokens = kv_.head(h).next_position();
     });
-    this->evict_alike(heads, work, run);
+    this->evict_late(heads, work, run);
     this->expect_finite_steps("step", heads);
   }
 
@@ -202,7 +208,19 @@ class compressor : private detail::request_calls<P> {
   /// (`unsupported`); a prompt or draft in between.
   void seal(index_t request, index_t tokens) { base::seal(request, tokens); }
 
-  /// Empties a request's heads and states, and lifts its seal: the next token is at position 0.
+  /// Pins `count` tokens of a request from token `first` on, as a system prompt, tools, or the
+  /// question: no policy evicts or merges them, and their rows stay as they are, in every head
+  /// whose layer has no window. Before they come, or before they are compressed: of a prompt until
+  /// `end_prompt`. `clear` lifts it; `copy`, `save` and `load` take it along. The budget counts
+  /// them, and they lie before all slots but the sealed ones; to the policy the others are the
+  /// head, as after a seal.
+  /// Refused, with nothing changed: tokens that are compressed, more than the budget has slots for
+  /// beyond the policy's least, a draft in between; `ems` and whatever moves the first slots
+  /// (`unsupported`).
+  void pin(index_t request, index_t first, index_t count) { base::pin(request, first, count); }
+
+  /// Empties a request's heads and states, and lifts its seal and pins: the next token is at
+  /// position 0.
   void clear(index_t request) { base::clear(request); }
 
   /// Makes request `to` what request `from` is, as for a beam or a prompt asked several times.
@@ -255,11 +273,11 @@ class compressor : private detail::request_calls<P> {
     by_policy(head, [&](const auto& p) { detail::expect_state(p, kv_.head(head), state); });
     expects(state.capacity() >= kv_.head(head).capacity(), "set_state: expected a state for ",
             kv_.head(head).capacity(), " slots, got one for ", state.capacity());
-    const index_t slots = kv_.head(head).length() - of(head).sealed;
+    const index_t slots = kv_.head(head).length() - of(head).kept.count();
     expects(state.length() <= slots, "set_state: expected a state of at most ", slots,
             " slots, got one of ", state.length());
     if (this->shares(head)) {
-      of(head).limit = this->decode_limit(head, slots, of(head).sealed);
+      of(head).limit = this->decode_limit(head, slots, of(head).kept);
     }
     of(head).state = std::move(state);
     this->leave(head);
@@ -268,9 +286,16 @@ class compressor : private detail::request_calls<P> {
   /// How many slots of a head are sealed. Refused: a head that is not there.
   index_t sealed(index_t head) const {
     this->expect_head("sealed", head);
-    return of(head).sealed;
+    return of(head).kept.sealed;
   }
-  /// What a head is held to while decoding. Refused: a head that is not there.
+  /// How many slots of a head after the sealed ones hold pinned tokens. Refused: a head that is not
+  /// there.
+  index_t pinned(index_t head) const {
+    this->expect_head("pinned", head);
+    return of(head).kept.pinned;
+  }
+  /// What a head is held to while decoding, without its sealed and pinned slots. Refused: a head
+  /// that is not there.
   const budget& limit(index_t head) const {
     this->expect_head("limit", head);
     return of(head).limit;

@@ -41,18 +41,21 @@ class compressor_base : protected head_policies<P> {
     budget limit;             ///< while decoding
     index_t gone = 0;         ///< its tokens without a slot, as a call left it
     index_t tokens = 0;       ///< those that are measured, or need not be
-    index_t sealed = 0;       ///< its first slots, which no call changes; none in `state`
+    kept_slots kept = {};     ///< its first slots; none in `state`
+    index_t gathered = 0;     ///< pinned tokens before this position are among these
+    index_t compressed = 0;   ///< the position up to which tokens may have been evicted or merged
     bool goes_on = false;     ///< has a part of its prompt ended?
     held_queries held = {};   ///< of a prompt that has begun
     drafted draft = {};       ///< without tokens: none
     bool not_finite = false;  ///< in the step at hand
-    bool due = false;         ///< in the step at hand, of heads that keep the same tokens
+    bool due = false;         ///< in the step at hand, of heads that evict after it
   };
 
   template <kv_cache Cache>
   compressor_base(Cache& kv, std::span<const P> policies, std::span<const budget> budgets,
                   const observation_needs& given)
       : base(kv, policies, budgets, given),
+        pins_(as_size(kv_.requests())),
         drafts_(as_size(kv_.requests())),
         pool_(kv_.head(0).group(), kv_.head(0).row_dim(), kv_.head(0).capacity()) {
     heads_.reserve(as_size(kv_.heads()));
@@ -75,7 +78,9 @@ class compressor_base : protected head_policies<P> {
   /// A head as it is left by a call: those of its tokens without a slot, and no slot taken away
   /// since.
   static void leave(one_head& one, const head_ref& head) {
-    one.gone = head.next_position() - head.length();
+    const index_t gone = head.next_position() - head.length();
+    one.compressed = gone != one.gone ? head.next_position() : one.compressed;
+    one.gone = gone;
     if (index_t* const kept = head.metadata().kept; kept != nullptr) {
       *kept = head.length();
     }
@@ -98,10 +103,9 @@ class compressor_base : protected head_policies<P> {
   /// those of a second reading (kvzip).
   void expect_left(const char* call, index_t h, bool ends_prompt = false) const {
     const head_ref head = kv_.head(h);
-    const index_t gone = head.next_position() - head.length(),
-                  known = of(h).sealed + of(h).state.length(),
-                  least =
-                      ends_prompt ? std::max(of(h).sealed, std::min(known, head.length())) : known;
+    const index_t gone = head.next_position() - head.length(), hidden = of(h).kept.count(),
+                  known = hidden + of(h).state.length(),
+                  least = ends_prompt ? std::max(hidden, std::min(known, head.length())) : known;
     const index_t* const kept = head.metadata().kept;
     expects(gone == of(h).gone && head.length() >= least && (kept == nullptr || *kept >= least),
             call, ": expected head ", h,
@@ -183,10 +187,11 @@ class compressor_base : protected head_policies<P> {
   /// Refused: pages of other tables too, where `tokens` more and the budget change rows.
   void expect_own_pages(const char* call, index_t h, const budget& b, index_t tokens) const {
     if (kv_.in_pages()) {
-      const index_t length = kv_.head(h).length(), last = length + tokens, sealed = of(h).sealed;
+      const index_t length = kv_.head(h).length(), last = length + tokens,
+                    kept = of(h).kept.count();
       const bool plans =
-          b.reached(last - sealed) && by_policy(h, [](const auto& p) { return traits::evicts(p); });
-      kv_.expect_own_pages(call, h, plans ? sealed : length, last);
+          b.reached(last - kept) && by_policy(h, [](const auto& p) { return traits::evicts(p); });
+      kv_.expect_own_pages(call, h, plans ? kept : length, last);
     }
   }
   /// After a call that may have freed pages of these heads.
@@ -200,12 +205,12 @@ class compressor_base : protected head_policies<P> {
             ", got ", h);
   }
 
-  /// Does head `h` hold every token of its request, none of them sealed?
+  /// Does head `h` hold every token of its request, and its policy see all of them?
   bool is_whole(index_t h) const {
-    return of(h).sealed == 0 && kv_.head(h).length() == kv_.head(h).next_position();
+    return of(h).kept.count() == 0 && kv_.head(h).length() == kv_.head(h).next_position();
   }
   /// What the policy of head `h` sees of it.
-  seen_head seen(index_t h) const { return {kv_.head(h), of(h).sealed}; }
+  seen_head seen(index_t h) const { return {kv_.head(h), of(h).kept}; }
   one_head& of(index_t head) { return heads_[as_size(head)]; }
   const one_head& of(index_t head) const { return heads_[as_size(head)]; }
 
@@ -245,7 +250,7 @@ class compressor_base : protected head_policies<P> {
   }
   /// Has a head's prompt come, or is it at its trigger?
   bool is_due(index_t h) const {
-    return of(h).held.begun() || of(h).limit.reached(kv_.head(h).length() - of(h).sealed);
+    return of(h).held.begun() || of(h).limit.reached(kv_.head(h).length() - of(h).kept.count());
   }
   /// Heads of a layer that keep the same tokens get the mean of their scores; once more, the same.
   void average(const head_selection& heads, bool only_due) {
@@ -261,23 +266,72 @@ class compressor_base : protected head_policies<P> {
     }
   }
 
-  /// Slots that a request's heads are brought to after its prompt. Refused: as `end_prompt` does.
-  std::vector<index_t> prompt_slots(const std::vector<index_t>& heads) {
+  /// Tokens `first` to `end` − 1 of a request, which are pinned.
+  struct token_span {
+    index_t first, end;
+  };
+  /// Is it a head whose pinned tokens need slots that its policy does not see?
+  bool pins(index_t h) const {
+    return !is_cut(h) && by_policy(h, [](const auto& p) { return traits::evicts(p); });
+  }
+  bool is_pinned(index_t request, index_t position) const {
+    return std::ranges::any_of(pins_[as_size(request)], [&](const token_span& t) {
+      return position >= t.first && position < t.end;
+    });
+  }
+  /// Has head `h` pinned tokens that are to come, or to be gathered?
+  bool awaits_pins(index_t h) const {
+    const auto& spans = pins_[as_size(kv_.request_of(h))];
+    return !spans.empty() && spans.back().end > of(h).gathered && pins(h);
+  }
+  /// Refused: pages of other tables too, among which pinned tokens would be moved.
+  void expect_gathered(const char* call, index_t h) const {
+    const head_ref head = kv_.head(h);
+    for (index_t s = of(h).kept.count(); s < head.length() && kv_.in_pages(); ++s) {
+      if (is_pinned(kv_.request_of(h), head.position(s))) {
+        return kv_.expect_own_pages(call, h, of(h).kept.count(), head.length());
+      }
+    }
+  }
+  /// Puts the pinned tokens that have come where no policy sees them.
+  void gather(const char* call, const head_selection& heads) {
+    for (index_t i = 0; i < heads.count(); ++i) {
+      const index_t h = heads[i], request = kv_.request_of(h);
+      one_head& one = of(h);
+      if (awaits_pins(h) && one.gathered < kv_.head(h).next_position()) {
+        expect_left(call, h, one.held.begun());
+        expect_gathered(call, h);
+        one.gathered = kv_.head(h).next_position();
+        const index_t pinned =
+            gather_pinned(kv_.head(h), one.state, one.kept.count(),
+                          [&](index_t position) { return is_pinned(request, position); });
+        one.kept.pinned += pinned;
+        one.limit = this->limit_without(h, one.limit, pinned);  // until a prompt ends
+        leave(h);
+      }
+    }
+  }
+
+  /// Slots that a request's heads are brought to after its prompt, without the kept ones. Refused:
+  /// as `end_prompt` does.
+  std::vector<index_t> prompt_slots(const std::vector<index_t>& heads, const process_group& group) {
+    expects(errc::unsupported, !this->alike_ || !group.gather,
+            "end_prompt: expected one process where heads keep the same tokens, got several");
     std::vector<index_t> slots, sharing, most;
     std::deque<seen_head> behind_seals;
     for (const index_t h : heads) {
-      slots.push_back(slots_of(h));
+      slots.push_back(slots_of(h) - of(h).kept.pinned);
       if (shares(h)) {
         expect_left("end_prompt", h, of(h).held.begun());
-        sharing.push_back(h), behind_seals.emplace_back(kv_.head(h), of(h).sealed);
+        sharing.push_back(h), behind_seals.emplace_back(kv_.head(h), of(h).kept);
         most.push_back(
-            this->most_of(h, of(h).sealed, of(h).goes_on ? of(h).held.tokens() : index_t{0}));
+            this->most_of(h, of(h).kept, of(h).goes_on ? of(h).held.tokens() : index_t{0}));
       }
     }
     expect_alike("end_prompt", heads);
     for (const index_t h : heads) {
       if (this->alike(h)) {
-        expect_prompt("end_prompt", h, {slots_of(h)});
+        expect_prompt("end_prompt", h, {slots_of(h) - of(h).kept.pinned});
       }
     }
     average(heads, false);
@@ -290,9 +344,12 @@ class compressor_base : protected head_policies<P> {
         leave(sharing[i]);
       }
       const index_t first = sharing.front();
-      const auto divided =
-          divide_by_scores(policy_of(first), head_of, state_of, slots_of(first), most,
-                           this->shares_by_layer(first) ? kv_.head(0).spec().kv_heads : 1, weights);
+      const auto divided = divide_by_scores(policy_of(first), head_of, state_of, most,
+                                            {.slots = slots_of(first) - of(first).kept.pinned,
+                                             .kv_heads = kv_.head(0).spec().kv_heads,
+                                             .by_layer = this->shares_by_layer(first),
+                                             .group = group},
+                                            weights);
       for (std::size_t i = 0, next = 0; i < heads.size(); ++i) {
         slots[i] = shares(heads[i]) ? divided[next++] : slots[i];
       }
@@ -311,7 +368,7 @@ class compressor_base : protected head_policies<P> {
     expect_left(call, h, of(h).held.begun());
     expect_own_pages(call, h, b, 0);
     by_policy(h, [&](const auto& p) {
-      expects(kv_.head(h).length() - of(h).sealed <= b.slots || !traits::evicts(p) ||
+      expects(kv_.head(h).length() - of(h).kept.count() <= b.slots || !traits::evicts(p) ||
                   !traits::prompt_use_of(p).needs_queries() || of(h).held.begun() ||
                   of(h).state.observed() > 0,
               p.name(), ": expected the prompt's queries, got none");
@@ -325,7 +382,7 @@ class compressor_base : protected head_policies<P> {
     expects(!begun || !shares(h),
             "compress: expected end_prompt first (budgets are shared by all layers), got a prompt "
             "that has not ended");
-    expect_prompt("compress", h, begun ? budget{slots_of(h)} : of(h).limit);
+    expect_prompt("compress", h, begun ? budget{slots_of(h) - of(h).kept.pinned} : of(h).limit);
   }
 
   /// Refused: heads that are not there or come twice, rows but of `[tokens, heads, ...]`, null.
@@ -347,6 +404,7 @@ class compressor_base : protected head_policies<P> {
   }
 
   std::vector<one_head> heads_;
+  std::vector<std::vector<token_span>> pins_;  // [requests], ascending, apart
   // [requests] heads with a draft; threads may draft for those of one request at the same time.
   std::vector<std::atomic<index_t>> drafts_;
   workspace_pool pool_;
@@ -387,7 +445,7 @@ void compressor_base<P>::expect_queries(const head_selection& heads, const queri
             head.group(), ", ", head.dim(), "] per KV head, got [", q.group(), ", ", q.dim(), "]");
     const index_t tokens = seen(heads[i]).head().tokens();
     expects(q.tokens() <= tokens, "prompt: expected at most ", tokens,
-            " queries (the tokens appended", of(heads[i]).sealed > 0 ? " behind the seal" : "",
+            " queries (the tokens appended", of(heads[i]).kept.sealed > 0 ? " after the seal" : "",
             "), got ", q.tokens());
     if (head.check_finite()) {
       expect_finite("prompt: expected finite queries", q.rows());

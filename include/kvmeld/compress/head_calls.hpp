@@ -47,10 +47,18 @@ class head_calls : protected compressor_base<P> {
   /// Plans a head's prompt on what was kept of its queries, and holds it to `slots` from now on.
   /// A policy that throws once its plan was carried out has ended the prompt.
   void finish(index_t h, index_t slots, workspace& work);
-  /// After a step: evicts where heads of a layer keep the same tokens, once all have made it.
+  /// After a step: evicts where heads of a layer keep the same tokens, once all have made it, and
+  /// where a pinned token was to come.
   template <executor E>
-  void evict_alike(const head_selection& heads, lease& work, const E& run) {
-    if (this->alike_ && due_alike(heads)) {
+  void evict_late(const head_selection& heads, lease& work, const E& run) {
+    bool any = false;
+    for (index_t i = 0; i < heads.count(); ++i) {
+      any = any || of(heads[i]).due;
+    }
+    if (any) {
+      this->gather("step", heads);
+    }
+    if (this->alike_ ? due_alike(heads) : any) {
       run(heads.count(), [&](index_t i, index_t worker) {
         if (of(heads[i]).due) {
           to_limit(heads[i], work[worker]);
@@ -83,7 +91,7 @@ class head_calls : protected compressor_base<P> {
                                      expect("query", in.query, dim)};
     for (index_t i = 0; i < heads.count(); ++i) {
       this->expect_given("observe", heads[i], given);
-      if (of(heads[i]).sealed > 0) {
+      if (of(heads[i]).kept.count() > 0) {
         this->expect_given_sealed("observe", heads[i], given);
       }
       expects(kv_.head(heads[i]).next_position() > of(heads[i]).tokens,
@@ -95,7 +103,7 @@ class head_calls : protected compressor_base<P> {
       const seen_head behind_seal = this->seen(heads[i]);
       const head_ref all = kv_.head(heads[i]);
       workspace& w = work[worker];
-      const index_t n = all.length(), first = i * group, sealed = of(heads[i]).sealed;
+      const index_t n = all.length(), first = i * group, kept = of(heads[i]).kept.count();
       observation taken;
       if (given.probabilities) {
         for (index_t r = 0; r < group; ++r) {
@@ -107,9 +115,9 @@ class head_calls : protected compressor_base<P> {
       if (given.log_sum_exp) {
         taken.log_sum_exp = in.log_sum_exp.subspan(as_size(first), as_size(group));
       }
-      if (sealed > 0) {  // without the sinks' share only policies that need neither come here
+      if (kept > 0) {  // without the sinks' share only policies that need neither come here
         const bool whole = given.log_sum_exp || all.spec().sink_logits.empty();
-        taken = given.probabilities && whole ? observed_behind(all, sealed, w, taken.log_sum_exp)
+        taken = given.probabilities && whole ? observed_behind(all, kept, w, taken.log_sum_exp)
                                              : observation();
       }
       if (given.query) {
@@ -132,11 +140,65 @@ class head_calls : protected compressor_base<P> {
     }
     for (std::size_t i = 0; i < heads.size(); ++i) {
       const index_t h = heads[i];
-      if (of(h).sealed != sealed[i]) {
+      if (of(h).kept.sealed != sealed[i]) {
+        const kept_slots kept{.sealed = sealed[i]};
         of(h).state.clear();
-        hold_to(h, this->decode_limit(h, this->slots_of(h), sealed[i]), sealed[i]);
+        hold_to(h, this->decode_limit(h, this->slots_of(h), kept), kept);
       }
     }
+  }
+
+  void pin(index_t request, index_t first, index_t count) {
+    using span = typename base::token_span;
+    const std::vector<index_t> heads = this->heads_of("pin", request);
+    expects(first >= 0 && count >= 0 && count <= std::numeric_limits<index_t>::max() - first,
+            "pin: expected tokens from 0 on, got ", count, " from ", first);
+    this->expect_no_draft("pin", request);
+    std::vector<span> all = this->pins_[as_size(request)], merged;
+    all.push_back({first, first + count});
+    std::ranges::sort(all, {}, &span::first);
+    for (const span& t : all) {
+      if (!merged.empty() && t.first <= merged.back().end) {
+        merged.back().end = std::max(merged.back().end, t.end);
+      } else if (t.first < t.end) {
+        merged.push_back(t);
+      }
+    }
+    for (const index_t h : heads) {
+      if (this->pins(h)) {
+        expect_pins(h, first, merged);
+      }
+    }
+    for (const index_t h : heads) {
+      of(h).gathered = std::min(of(h).gathered, first);
+    }
+    this->pins_[as_size(request)] = std::move(merged);
+  }
+  /// Refused: pinned tokens `all` for which head `h` is too small, or its policy's; new ones that
+  /// begin with token `first`, of which it may lack some.
+  void expect_pins(index_t h, index_t first,
+                   const std::vector<typename base::token_span>& all) const {
+    const head_ref head = kv_.head(h);
+    const one_head& one = of(h);
+    this->expect_left("pin", h, one.held.begun());
+    this->expect_given_sealed("pin", h);
+    index_t sealed = 0;  // tokens
+    for (index_t s = 0; s < one.kept.sealed; ++s) {
+      sealed = std::max(sealed, head.position(s) + 1);
+    }
+    expects(first < sealed || first >= one.compressed, "pin: expected tokens from ", one.compressed,
+            " on (earlier ones are compressed), got ", first, " in head ", h);
+    std::int64_t pinned = 0;
+    for (const auto& t : all) {
+      pinned += std::max(t.end - std::max(t.first, sealed), index_t{0});
+    }
+    by_policy(h, [&](const auto& p) {
+      expect_seals("pin: ", p);
+      const std::int64_t most = slots_of(h) - traits::min_budget(p);
+      expects(pinned <= most, "pin: expected at most ", std::max(most, std::int64_t{0}),
+              " tokens in all (", slots_of(h), " slots of the budget, of which ", p.name(),
+              " needs ", traits::min_budget(p), "), got ", pinned);
+    });
   }
 
   /// Marks the heads of the layers that are due after a step, and gives them their mean scores; is
@@ -160,32 +222,34 @@ class head_calls : protected compressor_base<P> {
               " tokens before all others, got token ", head.position(s), " in slot ", s,
               " of head ", h, " (steps put new tokens into freed slots)");
     }
-    expects(sealed >= one.sealed, "seal: expected at least the ", one.sealed,
+    expects(sealed >= one.kept.sealed, "seal: expected at least the ", one.kept.sealed,
             " slots that are sealed already in head ", h, ", got ", sealed);
-    if (sealed > one.sealed) {
+    if (sealed > one.kept.sealed) {
+      expects(this->pins_[as_size(kv_.request_of(h))].empty(),
+              "seal: expected tokens to be pinned after it, got some that are");
       by_policy(h, [](const auto& p) { expect_seals("seal: ", p); });
       expects(sealed % head.page_slots() == 0, "seal: expected whole pages of ", head.page_slots(),
               " slots, got ", sealed, " slots in head ", h);
-      expects(one.sealed + one.state.length() <= sealed, "seal: expected tokens after the first ",
-              tokens, " that were not measured yet, got ", one.sealed + one.state.length() - sealed,
-              " in head ", h);
-      expect_room("seal", h, sealed, one.limit);
+      const index_t known = one.kept.sealed + one.state.length();
+      expects(known <= sealed, "seal: expected tokens after the first ", tokens,
+              " that were not measured yet, got ", known - sealed, " in head ", h);
+      expect_room("seal", h, {.sealed = sealed}, one.limit);
       this->expect_given_sealed("seal", h);
     }
     return sealed;
   }
-  /// Refused: a head without room for a budget and a token behind `sealed` slots.
-  void expect_room(const char* call, index_t h, index_t sealed, const budget& limit) const {
-    const std::int64_t least = sealed + this->least_capacity(h, limit);
+  /// Refused: a head without room for a budget and a token after its `kept` slots.
+  void expect_room(const char* call, index_t h, const kept_slots& kept, const budget& limit) const {
+    const std::int64_t least = this->least_capacity(h, limit, kept);
     expects(errc::no_capacity, least <= kv_.head(h).capacity(), call,
             ": expected a capacity of at least ", least,
             " slots (sealed, budget and the new token), got ", kv_.head(h).capacity());
   }
 
-  /// Holds a head to `limit` from now on, with `sealed` slots and no prompt begun.
-  void hold_to(index_t h, const budget& limit, index_t sealed, bool goes_on = false) {
+  /// Holds a head to `limit` from now on, with `kept` slots and no prompt begun.
+  void hold_to(index_t h, const budget& limit, const kept_slots& kept, bool goes_on = false) {
     of(h).limit = limit;
-    of(h).sealed = sealed;
+    of(h).kept = kept;
     of(h).goes_on = goes_on;
     of(h).held.release();
     this->end_draft(h);
@@ -202,13 +266,14 @@ bool head_calls<P>::step_head(index_t h, const head_ref& head, workspace& work, 
   one_head& one = of(h);
   const leaving keeps{one, head};
   budget limit = one.limit;
-  if (this->alike(h)) {
-    limit.trigger = std::numeric_limits<index_t>::max();  // `evict_alike` follows
+  one.due = this->awaits_pins(h);
+  if (this->alike(h) || one.due) {
+    limit.trigger = std::numeric_limits<index_t>::max();  // `evict_late` follows
   }
   return by_policy(h, [&](const auto& p) {
-    return one.sealed == 0
+    return one.kept.count() == 0
                ? try_step(p, head, one.state, work, q, k, v, limit, out)
-               : try_sealed_step(p, head, one.sealed, one.state, work, q, k, v, limit, out);
+               : try_kept_step(p, head, one.kept, one.state, work, q, k, v, limit, out);
   });
 }
 
@@ -232,10 +297,10 @@ void head_calls<P>::to_limit(index_t h, workspace& work) {
   const head_ref head = kv_.head(h);
   one_head& one = of(h);
   if (one.held.begun()) {
-    finish(h, slots_of(h), work);
-  } else if (one.limit.reached(head.length() - one.sealed)) {
+    finish(h, slots_of(h) - one.kept.pinned, work);
+  } else if (one.limit.reached(head.length() - one.kept.count())) {
     const leaving keeps{one, head};
-    const seen_head behind_seal(head, one.sealed);
+    const seen_head behind_seal(head, one.kept);
     by_policy(h, [&](const auto& p) {
       kvmeld::compress(p, behind_seal.head(), one.state, work, one.limit);
     });
@@ -255,7 +320,7 @@ void head_calls<P>::finish(index_t h, index_t slots, workspace& work) {
     const auto queries = planned_queries(p, head, one.state, one.held);
     bring_to(p, head, one.state, work, budget{slots}, queries);
   });
-  one.limit = this->decode_limit(h, slots, one.sealed);
+  one.limit = this->decode_limit(h, slots, one.kept);
   one.goes_on = one.goes_on || one.held.begun();
   one.held.release();
   this->leave(h);

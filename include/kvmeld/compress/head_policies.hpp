@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kvmeld/compress/one_head.hpp"
+#include "kvmeld/compress/seals.hpp"
 #include "kvmeld/compress/shared_slots.hpp"
 #include "kvmeld/memory/head_selection.hpp"
 #include "kvmeld/policies/traits.hpp"
@@ -109,36 +110,48 @@ class head_policies {
     return is_cut(h) ? kv_.head(h).spec().window : budget_of(h).slots;
   }
 
-  /// The most slots that head `h` is given where it shares them, with `sealed` ones before them and
-  /// room for `tokens` of a next chunk.
-  index_t most_of(index_t h, index_t sealed, index_t tokens) const {
+  /// The most slots that head `h` is given where it shares them, in addition to its `kept` ones and
+  /// with room for `tokens` of a next chunk.
+  index_t most_of(index_t h, const kept_slots& kept, index_t tokens) const {
     const budget& b = budget_of(h);
-    const index_t room = kv_.head(h).capacity() - sealed - std::max(b.slack + 1, tokens);
-    return std::max(b.slots, b.most > 0 ? std::min(b.most, room) : room);
+    const index_t room = kv_.head(h).capacity() - kept.sealed - std::max(b.slack + 1, tokens);
+    return std::max(b.slots, b.most > 0 ? std::min(b.most, room) : room) - kept.pinned;
   }
 
-  /// What a head of `slots` slots after its prompt is held to while decoding; the budget counts
-  /// none of the `sealed` ones.
-  budget decode_limit(index_t h, index_t slots, index_t sealed = 0) const {
+  /// What a head of `slots` slots after its prompt, and those `kept`, is held to while decoding:
+  /// without the latter.
+  budget decode_limit(index_t h, index_t slots, const kept_slots& kept = {}) const {
     if (is_cut(h)) {
       return {slots_of(h)};
     }
     const budget& b = budget_of(h);
     if (b.trigger > 0) {
-      return {slots, std::max(b.trigger, slots + 1)};
+      return {slots, std::max(b.trigger - kept.pinned, slots + 1)};
     }
     return budget_within(policy_of(h),
-                         std::min(slots + b.slack, kv_.head(h).capacity() - sealed - 1));
+                         std::min(slots + b.slack, kv_.head(h).capacity() - kept.count() - 1));
   }
-  /// The fewest slots that head `h` can decode with.
-  std::int64_t least_capacity(index_t h, const budget& limit) const {
+  /// What a head that is held to `limit` is held to once `pinned` of its slots are kept: so many
+  /// less, but no fewer than its policy needs.
+  budget limit_without(index_t h, const budget& limit, index_t pinned) const {
+    const P& p = policy_of(h);
+    const index_t least = traits::min_budget(p), slots = std::max(limit.slots - pinned, least);
+    return budget_of(h).trigger > 0
+               ? budget{slots, std::max(limit.trigger - pinned, slots + 1)}
+               : budget_within(p, std::max(limit.trigger_length() - 1 - pinned, least));
+  }
+  /// The fewest slots that head `h` can decode with, where it is held to `limit` after its `kept`
+  /// ones: of the budget, which counts the pinned ones, or more.
+  std::int64_t least_capacity(index_t h, const budget& limit, const kept_slots& kept) const {
     return by_policy(h, [&](const auto& p) -> std::int64_t {
       if (!traits::evicts(p)) {
-        return 1;
+        return std::int64_t{kept.sealed} + 1;
       }
       const std::int64_t decoding = traits::supports_decode(p) ? 1 : 0,
                          slack = is_cut(h) ? 0 : budget_of(h).slack;
-      return std::max(slots_of(h) + slack + decoding, decoding * limit.trigger_length());
+      return kept.sealed +
+             std::max(slots_of(h) + slack + decoding,
+                      decoding * (std::int64_t{kept.pinned} + limit.trigger_length()));
     });
   }
 

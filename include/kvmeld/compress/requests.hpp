@@ -18,7 +18,7 @@ class request_calls : protected head_calls<P> {
  protected:
   using base = head_calls<P>;
   using base::base;
-  using base::kv_, base::heads_, base::of, base::by_policy;
+  using base::kv_, base::heads_, base::of, base::by_policy, base::pins_;
   using typename base::drafted, typename base::leaving, typename base::lease,
       typename base::one_head;
 
@@ -108,7 +108,7 @@ class request_calls : protected head_calls<P> {
       for (index_t t = 0; t < tokens; ++t) {
         float* const to = out.data() + (std::ptrdiff_t{t} * n + i) * group * of_v;
         head.push(d.k.data() + std::ptrdiff_t{t} * dim, d.v.data() + std::ptrdiff_t{t} * own_v);
-        state.extend(head.length() - of(heads[i]).sealed);
+        state.extend(head.length() - of(heads[i]).kept.count());
         by_policy(heads[i], [&](const auto& p) {
           hooks(p).attend(head, state, d.q.data() + std::ptrdiff_t{t} * group * dim, to, {}, {});
         });
@@ -130,7 +130,7 @@ class request_calls : protected head_calls<P> {
       room = std::min<std::int64_t>(room, head.capacity() - head.length());
       // A window is cut exactly: attention leaves out what a step would have cut.
       if (!this->is_cut(h) && by_policy(h, [](const auto& p) { return traits::evicts(p); })) {
-        const std::int64_t own = head.length() - of(h).sealed;
+        const std::int64_t own = head.length() - of(h).kept.count();
         room = std::min(room, std::max<std::int64_t>(of(h).limit.trigger_length() - own, 1));
       }
     }
@@ -182,7 +182,7 @@ class request_calls : protected head_calls<P> {
                                  d.v.data() + std::ptrdiff_t{t} * any.own_value_dim(), out.data());
           }
         }
-        this->evict_alike(layer, work, serial{});
+        this->evict_late(layer, work, serial{});
       }
     }
     this->count_tokens(heads);
@@ -192,9 +192,11 @@ class request_calls : protected head_calls<P> {
   void clear(index_t request) {
     for (const index_t h : this->heads_of("clear", request)) {
       kvmeld::clear(kv_.head(h), of(h).state);
-      this->hold_to(h, this->decode_limit(h, this->slots_of(h)), 0);
+      this->hold_to(h, this->decode_limit(h, this->slots_of(h)), {});
+      of(h).compressed = of(h).gathered = 0;
       kv_.count_pages(h);
     }
+    pins_[as_size(request)].clear();
   }
 
   void copy(const request_calls& all, index_t from, index_t to) {
@@ -220,9 +222,11 @@ class request_calls : protected head_calls<P> {
     for (std::size_t i = 0; i < source.size(); ++i) {
       const index_t a = source[i], b = target[i];
       kvmeld::copy(all.kv_.head(a), all.of(a).state, kv_.head(b), of(b).state);
-      this->hold_to(b, all.of(a).limit, all.of(a).sealed, all.of(a).goes_on);
+      this->hold_to(b, all.of(a).limit, all.of(a).kept, all.of(a).goes_on);
+      of(b).compressed = all.of(a).compressed, of(b).gathered = all.of(a).gathered;
       kv_.count_pages(b);
     }
+    pins_[as_size(to)] = all.pins_[as_size(from)];
   }
   /// Refused: head `a` of another compressor that this one could not go on with as head `b`.
   void expect_same(const request_calls& all, index_t a, index_t b) const {
@@ -237,11 +241,11 @@ class request_calls : protected head_calls<P> {
     expects(all.alike(a) == this->alike(b),
             "copy: expected requests whose layers keep the same tokens in both or in none, got one "
             "of each");
-    const index_t sealed = all.of(a).sealed;
+    const index_t sealed = all.of(a).kept.sealed;
     expects(sealed % kv_.head(b).page_slots() == 0,
             "copy: expected sealed slots in whole pages of ", kv_.head(b).page_slots(), ", got ",
             sealed, " in head ", a);
-    this->expect_room("copy", b, sealed, all.of(a).limit);
+    this->expect_room("copy", b, all.of(a).kept, all.of(a).limit);
   }
 
   /// What heads are held to, with a checksum, then the heads.
@@ -249,10 +253,15 @@ class request_calls : protected head_calls<P> {
     this->expect_between("save", request);
     byte_writer limits(out);
     saved_request heads{*this, this->heads_of("save", request)};
+    this->gather("save", heads.list);
     this->expect_alike("save", heads.list);
     for (const index_t h : heads.list) {
-      if (of(h).sealed > 0) {
-        limits.put(-of(h).sealed);
+      expects(!this->awaits_pins(h), "save: expected all pinned tokens, got some to come");
+      if (of(h).kept.sealed > 0) {
+        limits.put(-of(h).kept.sealed);
+      }
+      if (of(h).kept.pinned > 0) {
+        limits.put(index_t{0}), limits.put(of(h).kept.pinned);
       }
       limits.put(of(h).limit.slots);
       limits.put(of(h).limit.trigger);
@@ -268,8 +277,14 @@ class request_calls : protected head_calls<P> {
       auto slots = from.get<index_t>();
       expects(errc::corrupt_file, slots >= -capacity, "load: expected at most ", capacity,
               " sealed slots, got ", -std::int64_t{slots});
-      heads.sealed.push_back(std::max(-slots, index_t{0}));
+      kept_slots kept{.sealed = std::max(-slots, index_t{0})};
       slots = slots < 0 ? from.get<index_t>() : slots;
+      if (slots == 0) {
+        kept.pinned = from.get<index_t>(), slots = from.get<index_t>();
+        expects(errc::corrupt_file, kept.pinned > 0 && kept.pinned <= capacity,
+                "load: expected 1 to ", capacity, " pinned slots, got ", kept.pinned);
+      }
+      heads.kept.push_back(kept);
       const auto trigger = from.get<index_t>();
       heads.limits.push_back({slots, trigger});
       if (this->is_cut(h)) {
@@ -284,8 +299,12 @@ class request_calls : protected head_calls<P> {
     from.finish();
     or_recount(heads.list, [&] { load_heads(in, heads); });
     for (std::size_t i = 0; i < heads.list.size(); ++i) {
-      this->hold_to(heads.list[i], heads.limits[i], heads.sealed[i]);
+      this->hold_to(heads.list[i], heads.limits[i], heads.kept[i]);
+      one_head& one = of(heads.list[i]);
+      one.gathered = kv_.head(heads.list[i]).next_position();
+      one.compressed = one.gone > 0 ? one.gathered : index_t{0};
     }
+    pins_[as_size(request)] = pins_of(heads);
   }
 
   void shrink(auto& kv, index_t capacity) {
@@ -296,7 +315,7 @@ class request_calls : protected head_calls<P> {
     std::int64_t least = 1;
     for (index_t h = 0; h < kv_.heads(); ++h) {
       least = std::max<std::int64_t>({least, kv_.head(h).length(), of(h).state.length(),
-                                      of(h).sealed + this->least_capacity(h, of(h).limit)});
+                                      this->least_capacity(h, of(h).limit, of(h).kept)});
     }
     expects(errc::no_capacity, capacity >= least, "shrink: expected a capacity of at least ", least,
             " slots (those in use, and the budgets), got ", capacity);
@@ -338,10 +357,31 @@ class request_calls : protected head_calls<P> {
     }
   }
 
+  /// The tokens of a request's pinned slots.
+  auto pins_of(const auto& heads) const {
+    std::vector<index_t> positions;
+    for (const index_t h : heads.list) {
+      const kept_slots& kept = of(h).kept;
+      for (index_t s = kept.sealed; s < kept.count(); ++s) {
+        positions.push_back(kv_.head(h).position(s));
+      }
+    }
+    std::ranges::sort(positions);
+    std::vector<typename base::token_span> spans;
+    for (const index_t p : positions) {
+      if (spans.empty() || p > spans.back().end) {
+        spans.push_back({p, p + 1});
+      }
+      spans.back().end = std::max(spans.back().end, p + 1);
+    }
+    return spans;
+  }
+
   /// One request's heads, as they are saved.
   struct saved_request {
     request_calls& all;
-    std::vector<index_t> list, sealed = {};
+    std::vector<index_t> list;
+    std::vector<kept_slots> kept = {};
     std::vector<budget> limits = {};
 
     index_t count() const { return static_cast<index_t>(list.size()); }
@@ -352,14 +392,16 @@ class request_calls : protected head_calls<P> {
       return all.alike(list[as_size(i)]) ? i - i % head(i).spec().kv_heads : i;
     }
     void expect_fits(index_t i, index_t length, index_t measured) const {
-      const index_t first = sealed[as_size(i)];
+      const kept_slots& own = kept[as_size(i)];
       expects(errc::corrupt_file,
-              first <= length - measured && (first == 0 || first % head(i).page_slots() == 0),
-              "load: expected at most ", length - measured, " sealed slots in whole pages of ",
-              head(i).page_slots(), ", got ", first);
-      if (first > 0) {
+              std::int64_t{own.sealed} + own.pinned <= length - measured &&
+                  own.sealed % head(i).page_slots() == 0,
+              "load: expected at most ", length - measured,
+              " sealed and pinned slots, the former in whole pages of ", head(i).page_slots(),
+              ", got ", own.sealed, " and ", own.pinned);
+      if (own.sealed > 0 || own.pinned > 0) {
         all.by_policy(list[as_size(i)], [](const auto& p) { expect_seals("load: ", p); });
-        all.expect_room("load", list[as_size(i)], first, limits[as_size(i)]);
+        all.expect_room("load", list[as_size(i)], own, limits[as_size(i)]);
       }
       head(i).expect_pages(0, length);
       all.kv_.expect_own_pages("load", list[as_size(i)], 0, length);

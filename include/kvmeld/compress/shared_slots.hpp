@@ -5,7 +5,7 @@
 #include <algorithm>   // std::min_element
 #include <cmath>       // std::isnan
 #include <cstdint>     // std::int64_t
-#include <functional>  // std::greater
+#include <functional>  // std::function, std::greater
 #include <limits>      // std::numeric_limits
 #include <span>
 #include <vector>
@@ -190,32 +190,134 @@ inline std::vector<index_t> divide_by_layer(std::vector<std::vector<float>> scor
   return of_heads;
 }
 
-/// Slots for each of as many heads as `most` says, `slots` on average, by their scores times
-/// `weights [heads][slots]`, which it finds; equal ones for every `alike` heads. `most [heads]`: as
-/// of `divide_slots`; `head(i)`, `state(i)`: as of `score_weights`.
+/// The processes over which a model's heads are split: each has some KV heads of every layer, those
+/// of rank 0 come first. None: this one has all of them.
+struct process_group {
+  index_t rank = 0;  ///< of this process
+  /// An all-gather: the messages of all processes in the order of their ranks, this one's `message`
+  /// among them.
+  std::function<std::vector<std::vector<float>>(std::span<const float> message)> gather = {};
+};
+
+namespace detail {
+
+/// What heads share slots by, `[layers, kv_heads]`.
+struct sharing_heads {
+  std::vector<std::vector<float>> scores;  ///< [heads][slots]
+  std::vector<index_t> lengths, most;      ///< [heads]
+
+  void add(const sharing_heads& from, std::size_t h) {
+    scores.push_back(from.scores[h]);
+    lengths.push_back(from.lengths[h]), most.push_back(from.most[h]);
+  }
+};
+
+/// The heads of all processes, layer by layer, for those of this one, which has `kv_heads` in each
+/// layer: that becomes all. `own`: which of them are this process's. Refused: messages that are not
+/// of as many layers.
+inline sharing_heads all_heads(const sharing_heads& mine, const process_group& group,
+                               index_t& kv_heads, std::vector<std::size_t>& own) {
+  std::vector<float> message{static_cast<float>(kv_heads)};
+  for (std::size_t h = 0; h < mine.scores.size(); ++h) {
+    for (const auto n :
+         {mine.lengths[h], mine.most[h], static_cast<index_t>(mine.scores[h].size())}) {
+      message.push_back(static_cast<float>(n));  // exact: a head has fewer slots than 2^24
+    }
+    message.insert(message.end(), mine.scores[h].begin(), mine.scores[h].end());
+  }
+  const std::vector<std::vector<float>> messages = group.gather(message);
+  expects(group.rank >= 0 && as_size(group.rank) < messages.size() &&
+              messages[as_size(group.rank)].size() == message.size(),
+          "end_prompt: expected this process's message (", message.size(), " numbers) at rank ",
+          group.rank, " of those gathered, got ", messages.size(), " messages");
+  const std::size_t layers = mine.scores.size() / as_size(kv_heads);
+  std::vector<sharing_heads> of_rank;
+  std::vector<std::size_t> each;  // [ranks] KV heads
+  kv_heads = 0;
+  for (const std::vector<float>& m : messages) {
+    std::size_t next = 1;
+    sharing_heads& heads = of_rank.emplace_back();
+    const auto count = [&](std::size_t i) { return static_cast<index_t>(m[i]); };
+    while (next + 3 <= m.size() && m[next + 2] >= 0 &&
+           as_size(count(next + 2)) <= m.size() - next - 3) {
+      heads.lengths.push_back(count(next)), heads.most.push_back(count(next + 1));
+      const auto* const first = m.data() + next + 3;
+      heads.scores.emplace_back(first, first + count(next + 2));
+      next += 3 + heads.scores.back().size();
+    }
+    each.push_back(m.empty() || !(m[0] >= 0) ? 0 : as_size(count(0)));
+    expects(each.back() > 0 && next == m.size() && heads.scores.size() == layers * each.back(),
+            "end_prompt: expected messages of ", layers, " layers whose heads share slots, got ",
+            heads.scores.size(), " heads of ", each.back(), " in a layer from rank ",
+            of_rank.size() - 1);
+    kv_heads += static_cast<index_t>(each.back());
+  }
+  sharing_heads all;
+  for (std::size_t l = 0; l < layers; ++l) {
+    for (std::size_t r = 0; r < of_rank.size(); ++r) {
+      for (std::size_t h = 0; h < each[r]; ++h) {
+        if (r == as_size(group.rank)) {
+          own.push_back(all.scores.size());
+        }
+        all.add(of_rank[r], l * each[r] + h);
+      }
+    }
+  }
+  return all;
+}
+
+}  // namespace detail
+
+/// How `divide_by_scores` divides.
+struct slot_division {
+  index_t slots;          ///< of a head on average
+  index_t kv_heads;       ///< of a layer
+  bool by_layer;          ///< equal slots for these
+  process_group group{};  ///< ... and those of other processes
+};
+
+/// Slots for each of as many heads as `most` says by their scores times `weights [heads][slots]`,
+/// which it finds. `most [heads]`: as of `divide_slots`; `head(i)`, `state(i)`: as of
+/// `score_weights`. Refused: weights where heads are in several processes (`unsupported`).
 template <class P>
 std::vector<index_t> divide_by_scores(const P& p, const auto& head, const auto& state,
-                                      index_t slots, std::span<const index_t> most, index_t alike,
+                                      std::span<const index_t> most, const slot_division& how,
                                       std::vector<std::vector<float>>& weights) {
-  const std::size_t heads = most.size();
   const auto shared = shared_slots::of(p);
-  index_t longest = 0;
-  for (std::size_t i = 0; i < heads; ++i) {
-    longest = std::max(longest, head(i).length());
+  detail::sharing_heads all{.scores = std::vector<std::vector<float>>(most.size()),
+                            .lengths = {},
+                            .most = {most.begin(), most.end()}};
+  for (std::size_t i = 0; i < most.size(); ++i) {
+    all.lengths.push_back(head(i).length());
   }
-  weights.resize(heads);
-  if (longest > slots) {
-    weights = score_weights(p, heads, head, state);
+  weights.assign(most.size(), {});
+  if (std::ranges::max(all.lengths) > how.slots) {
+    weights = score_weights(p, most.size(), head, state);
+    expects(errc::unsupported,
+            !how.group.gather || std::ranges::all_of(weights, [](auto& w) { return w.empty(); }),
+            p.name(), ": expected scores that heads of other processes do not weigh, got others");
   }
-  std::vector<std::vector<float>> scores(heads);
-  std::vector<float> of_slots(as_size(longest));
-  for (std::size_t i = 0; i < heads; ++i) {
-    const auto own = std::span(of_slots).first(as_size(head(i).length()));
+  std::vector<float> of_slots(as_size(std::ranges::max(all.lengths)));
+  for (std::size_t i = 0; i < most.size(); ++i) {
+    const auto own = std::span(of_slots).first(as_size(all.lengths[i]));
     traits::shared_scores(p, head(i), state(i), own);
-    add_shared_scores(head(i), own, shared, scores[i], weights[i]);
+    add_shared_scores(head(i), own, shared, all.scores[i], weights[i]);
   }
-  return alike > 1 ? divide_by_layer(std::move(scores), alike, shared, slots, longest, most)
-                   : divide_slots(scores, shared, slots, longest, most);
+  index_t kv_heads = how.kv_heads;
+  std::vector<std::size_t> own;
+  if (how.group.gather) {
+    all = detail::all_heads(all, how.group, kv_heads, own);
+  }
+  const index_t longest = std::ranges::max(all.lengths);
+  auto divided =
+      how.by_layer && kv_heads > 1
+          ? divide_by_layer(std::move(all.scores), kv_heads, shared, how.slots, longest, all.most)
+          : divide_slots(all.scores, shared, how.slots, longest, all.most);
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    divided[i] = divided[own[i]];
+  }
+  divided.resize(most.size());
+  return divided;
 }
 
 }  // namespace kvmeld::inline v0

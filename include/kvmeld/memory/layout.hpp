@@ -17,6 +17,7 @@ struct page_table {
   index_t* pages = nullptr;                             ///< [capacity / slots]; null: no pages
   index_t slots = 0;                                    ///< a page holds
   index_t limit = std::numeric_limits<index_t>::max();  ///< pages are 0 to `limit` − 1
+  index_t skipped = 0;                                  ///< slots of the first that are another's
 
   static constexpr index_t no_page = -1;  ///< until the engine has entered one
 
@@ -37,6 +38,7 @@ struct head_rows {
 
   std::byte* slot(index_t s) const { return data + s * row; }
   std::byte* slot(index_t s, const page_table& table) const {
+    s += table.skipped;
     return data + table.pages[s / table.slots] * page + s % table.slots * row;
   }
 };

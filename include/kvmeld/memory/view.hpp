@@ -101,16 +101,17 @@ class head_ref {
   /// Slots of a page; 1 where rows are strided.
   index_t page_slots() const { return table_.pages == nullptr ? 1 : table_.slots; }
   /// The slots from `first` on as a head of its own, which counts them in `length`: the caller
-  /// tells this head. In pages `first` ends one.
-  head_ref behind(index_t first, index_t& length) const {
+  /// tells this head. Its tokens are those after the first `sealed` slots'.
+  head_ref behind(index_t first, index_t sealed, index_t& length) const {
     head_ref own = *this;
-    for (index_t s = 0; s < first; ++s) {
+    for (index_t s = 0; s < sealed; ++s) {
       own.tokens_before_ = std::max(own.tokens_before_, position(s) + 1);
     }
     own.slots_.log_mass += first, own.slots_.position += first, own.slots_.length = &length;
     own.capacity_ -= first;
     if (table_.pages != nullptr) {
-      own.table_.pages += first / table_.slots;
+      own.table_.pages += (table_.skipped + first) / table_.slots;
+      own.table_.skipped = (table_.skipped + first) % table_.slots;
     } else {
       own.keys_.data += first * keys_.row, own.values_.data += first * values_.row;
     }
@@ -126,7 +127,8 @@ class head_ref {
 
   /// How many slots there are from `s` on, in use or not: to the end of its page, or in all.
   index_t rows_from(index_t s) const {
-    return table_.pages == nullptr ? capacity_ - s : table_.slots - s % table_.slots;
+    return table_.pages == nullptr ? capacity_ - s
+                                   : table_.slots - (table_.skipped + s) % table_.slots;
   }
   /// The keys of these, the first at slot `s`.
   head_rows keys_from(index_t s) const { return from(keys_, s); }
@@ -201,12 +203,14 @@ class head_ref {
 
   /// Refused: slots `from` to `to` − 1 of a head in pages that its table has no pages for.
   void expect_pages(index_t from, index_t to) const {
+    from += table_.skipped, to += table_.skipped;
     for (index_t i = table_.pages == nullptr ? 0 : from / table_.slots;
          table_.pages != nullptr && i < table_.taken_by(to); ++i) {
       const index_t page = table_.pages[i], slot = std::max(from, i * table_.slots);
-      expects(errc::no_page, page >= 0, "head: expected a page for slot ", slot, ", got ", page);
+      expects(errc::no_page, page >= 0, "head: expected a page for slot ", slot - table_.skipped,
+              ", got ", page);
       expects(page < table_.limit, "head: expected a page of 0 to ", table_.limit - 1, " for slot ",
-              slot, ", got ", page);
+              slot - table_.skipped, ", got ", page);
     }
   }
 
