@@ -125,6 +125,7 @@ TEST_CASE("names and values that no policy has are refused with those that there
   refuses("kvmerger: expected 0 or 1, got 'gaps_break=-1'", "kvmerger:gaps_break=-1");
   refuses("h2o: ", "h2o:recent=1.5");
   refuses("sinks, got -1", "h2o:recent=0.25,sinks=-1");
+  refuses("random: expected a number of at least 0, got 'seed=-1'", "random:seed=-1");
   any_policy p(kvmeld::h2o{});
   CHECK_THROWS(set_parameter(p, "sinks=-1"));
   CHECK(inside<kvmeld::h2o>(p).sinks == kvmeld::h2o{}.sinks);

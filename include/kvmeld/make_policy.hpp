@@ -71,11 +71,14 @@ void set_parameter(P& policy, std::string_view assignment) {
           using type = std::remove_reference_t<decltype(member)>;
           using detail::number_kind;
           found = true;
-          member = static_cast<type>(detail::assigned_number(
+          const double x = detail::assigned_number(
               policy.name(), assignment,
               std::is_floating_point_v<type>                       ? number_kind::real
               : std::is_enum_v<type> || std::is_same_v<type, bool> ? number_kind::choice
-                                                                   : number_kind::whole));
+                                                                   : number_kind::whole);
+          expects(x >= 0 || !std::is_unsigned_v<type>, policy.name(),
+                  ": expected a number of at least 0, got '", assignment, "'");
+          member = static_cast<type>(x);
         }
       });
     }

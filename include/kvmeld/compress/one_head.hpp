@@ -27,19 +27,6 @@ head_state make_head_state(const P& p, const head_ref& head) {
 
 namespace detail {
 
-/// A state that was made by this policy, with these options: of its name, columns and memory.
-template <policy P>
-void expect_state(const P& p, const head_ref& head, const head_state& state) {
-  expect_policy(p, state);
-  const index_t columns = traits::columns(p);
-  const std::size_t memory =
-      traits::memory(p, head.row_dim(), head.group(), state.memory_capacity());
-  expects(state.slot_stats() == columns && state.memory().size() == memory, p.name(),
-          ": expected a state of ", columns, " columns and ", memory, " floats, got ",
-          state.slot_stats(), " columns and ", state.memory().size(),
-          " floats (made with other options, or for a head of another shape)");
-}
-
 /// Does the policy take anything of reference queries?
 template <policy P>
 bool measures(const P& p) {

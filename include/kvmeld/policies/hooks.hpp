@@ -137,6 +137,25 @@ void hooks<P>::attend(const head_ref& head, const head_state& state, const float
   }
 }
 
+namespace detail {
+
+/// A state that was made by this policy, with these options: of its name, columns and memory.
+/// Another policy's numbers mean something else: to go on, make a state and measure what remains.
+template <policy P>
+void expect_state(const P& p, const head_ref& head, const head_state& state) {
+  expects(state.policy() == p.name(), p.name(), ": expected a state for ", p.name(),
+          ", got one for ", state.policy().empty() ? "no policy" : state.policy());
+  const index_t columns = traits::columns(p);
+  const std::size_t memory =
+      traits::memory(p, head.row_dim(), head.group(), state.memory_capacity());
+  expects(state.slot_stats() == columns && state.memory().size() == memory, p.name(),
+          ": expected a state of ", columns, " columns and ", memory, " floats, got ",
+          state.slot_stats(), " columns and ", state.memory().size(),
+          " floats (made with other options, or for a head of another shape)");
+}
+
+}  // namespace detail
+
 /// Makes the plan that brings `head` to `target` slots: the identity when it holds no more. Merges
 /// whose result the head's storage cannot hold are left out of it: these slots are evicted.
 /// Refused: a state that does not fit, queries missing where the policy plans on them.
@@ -163,23 +182,12 @@ void plan(const P& p, const head_ref& head, const head_state& state, index_t tar
   plan(p, head, state, no_queries, target, work, out);
 }
 
-namespace detail {
-
-/// Another policy's numbers mean something else: to go on, make a state and measure what remains.
-template <policy P>
-void expect_policy(const P& p, const head_state& state) {
-  expects(state.policy() == p.name(), p.name(), ": expected a state for ", p.name(),
-          ", got one for ", state.policy().empty() ? "no policy" : state.policy());
-}
-
-}  // namespace detail
-
 /// Carries out a plan, and takes the policy's memory along. Refused, with nothing changed: a state
-/// for another policy, and all that `apply` without a policy refuses.
+/// for another policy or with other options, and all that `apply` without a policy refuses.
 template <policy P>
 void apply(const P& p, const merge_plan& change, const head_ref& head, head_state& state,
            slot_scratch& work) {
-  detail::expect_policy(p, state);
+  detail::expect_state(p, head, state);
   merge::expect_applies(change, head, state);
   state.extend(head.length());
   hooks(p).update_memory(head, state, change, work);
