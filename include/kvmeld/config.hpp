@@ -2,6 +2,10 @@
 /// Version and index type: what every other header starts from, errors and the integers with it.
 #pragma once
 
+#if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
+#error "kvmeld needs C++20: compile the files that include it with -std=c++20 (or /std:c++20)"
+#endif
+
 #include <cmath>     // FP_FAST_FMAF
 #include <concepts>  // std::integral
 #include <cstddef>   // IWYU pragma: export

@@ -31,12 +31,13 @@ double llama3(double base, int dim, int p, double factor, double low, double hig
 }
 /// `yarn`: `find_correction_range` and `linear_ramp_factor`.
 double yarn(double base, int dim, int p, double factor, double original, double beta_fast,
-            double beta_slow) {
+            double beta_slow, bool truncate = true) {
   const auto find_correction_dim = [&](double rotations) {
     return dim * std::log(original / (rotations * tau)) / (2 * std::log(base));
   };
-  const double low = std::max(std::floor(find_correction_dim(beta_fast)), 0.0);
-  double high = std::min(std::ceil(find_correction_dim(beta_slow)), dim - 1.0);
+  double low = find_correction_dim(beta_fast), high = find_correction_dim(beta_slow);
+  low = std::max(truncate ? std::floor(low) : low, 0.0);
+  high = std::min(truncate ? std::ceil(high) : high, dim - 1.0);
   high += low == high ? 0.001 : 0;
   const double extrapolation = 1 - std::clamp((p - low) / (high - low), 0.0, 1.0);
   const double f = plain(base, dim, p);
@@ -56,6 +57,8 @@ const formula formulas[] = {
      [](double base, int dim, int p) { return llama3(base, dim, p, 32, 1.5, 3, 8192); }},
     {"yarn", [](const rotary& r) { return r.yarn({.factor = 16}); },
      [](double base, int dim, int p) { return yarn(base, dim, p, 16, 4096, 32, 1); }},
+    {"yarn of gpt-oss", [](const rotary& r) { return r.yarn({.factor = 32, .truncate = false}); },
+     [](double base, int dim, int p) { return yarn(base, dim, p, 32, 4096, 32, 1, false); }},
     {"yarn of a short context",
      [](const rotary& r) {
        return r.yarn({.factor = 2, .original_context = 16, .fast = 1.5, .slow = 1.4});

@@ -32,8 +32,9 @@ struct llama3_scaling {
 struct yarn_scaling {
   double factor = 1;
   index_t original_context = 4096;
-  double fast = 32;  ///< beta_fast, turns
-  double slow = 1;   ///< beta_slow, turns
+  double fast = 32;      ///< beta_fast, turns
+  double slow = 1;       ///< beta_slow, turns
+  bool truncate = true;  ///< does the ramp begin and end at whole pairs? Not in gpt-oss
 
   bool operator==(const yarn_scaling&) const = default;
 };
@@ -205,8 +206,11 @@ class rotary {
         return turned * std::log(s->original_context / (2 * std::numbers::pi * n)) /
                (2 * std::log(base_));
       };
-      const double first = std::max(std::floor(pair_of(s->fast)), 0.0);
-      const double last = std::min(std::ceil(pair_of(s->slow)), turned - 1.0);
+      double first = pair_of(s->fast), last = pair_of(s->slow);
+      if (s->truncate) {
+        first = std::floor(first), last = std::ceil(last);
+      }
+      first = std::max(first, 0.0), last = std::min(last, turned - 1.0);
       return blended(1 - (p - first) / std::max(last - first, 1e-3), s->factor);
     }
     return f;
