@@ -42,8 +42,8 @@ int main() {
   for (int h = 0; h < heads; ++h) {
     slots += kv.head(h).length();
   }
-  std::printf("%d tokens in %d slots per head: %.1f MiB instead of %.1f\n",
+  std::printf("%d tokens in %d slots per head: %.1f MiB held instead of %.1f\n",
               kv.head(0).next_position(), slots / heads,
-              static_cast<double>(kv.bytes() + meld.bytes()) / 1048576.0,
+              static_cast<double>(kv.reserved_bytes() + meld.reserved_bytes()) / 1048576.0,
               2.0 * heads * dim * sizeof(float) * (prompt + 1) / 1048576.0);
 }

@@ -243,9 +243,7 @@ class compressor : private detail::request_calls<P> {
   /// checksum (`corrupt_file`).
   void load(std::istream& in, index_t request) { base::load(in, request); }
 
-  /// Gives memory back, as `kv.shrink(meld, capacity)`: `capacity` slots a head from here on, of
-  /// the cache and of the states. Old and new memory are held together while rows move; views of
-  /// heads are invalid afterwards. A policy's own memory keeps its size. Refused, with nothing
+  /// As `kv.shrink(meld, capacity)`: `capacity` slots a head from here on. Refused, with nothing
   /// changed: another cache, more slots than there are, fewer than a head or its budget needs
   /// (`no_capacity`), a prompt or draft in between.
   void shrink(kv_cache auto& kv, index_t capacity) { base::shrink(kv, capacity); }
@@ -305,6 +303,15 @@ class compressor : private detail::request_calls<P> {
     std::size_t sum = 0;
     for (const one_head& one : this->heads_) {
       sum += one.state.bytes();
+    }
+    return sum;
+  }
+  /// Bytes that the states of all heads and what is kept of prompts' queries hold at present, in
+  /// use or not. The scratch of workers is not counted.
+  std::size_t reserved_bytes() const {
+    std::size_t sum = 0;
+    for (const one_head& one : this->heads_) {
+      sum += one.state.reserved_bytes() + one.held.bytes();
     }
     return sum;
   }

@@ -3,10 +3,17 @@
 #pragma once
 
 #include <concepts>   // std::integral
-#include <cstdio>     // std::snprintf
+#include <cstdio>     // std::snprintf, std::fputs
+#include <cstdlib>    // std::abort
 #include <stdexcept>  // std::runtime_error
 #include <string>
 #include <string_view>
+
+#if defined(__cpp_exceptions) || defined(_CPPUNWIND)
+#define KVMELD_EXCEPTIONS 1
+#else
+#define KVMELD_EXCEPTIONS 0
+#endif
 
 namespace kvmeld::inline v0 {
 
@@ -19,6 +26,13 @@ enum class errc {
   unsupported,       ///< a policy cannot do it: decode, where it compresses prompts only
   corrupt_file,      ///< what `load` read is not what this cache saved, or `save`'s stream failed
 };
+
+#if !KVMELD_EXCEPTIONS
+/// In a program without exceptions (`-fno-exceptions`), a refused call calls this, if it was set.
+/// Unless it leaves (`std::longjmp`, `std::exit`), the message is printed to stderr and the program
+/// aborted. To be set before other threads call anything.
+inline void (*refusal_handler)(errc code, const char* message) = nullptr;
+#endif
 
 /// A call was refused. The message is "kvmeld: call: expected X, got Y", or only what was expected
 /// where nothing was given. Nothing has changed, but for the cases that docs/reference/errors.md
@@ -65,6 +79,7 @@ requires(!std::same_as<T, char> && !std::same_as<T, bool>) void append(std::stri
 
 /// Throws the type of `code`.
 [[noreturn]] inline void raise(errc code, const std::string& message) {
+#if KVMELD_EXCEPTIONS
   switch (code) {
     case errc::invalid_argument:
       throw invalid_argument(code, message);
@@ -73,6 +88,27 @@ requires(!std::same_as<T, char> && !std::same_as<T, bool>) void append(std::stri
     default:
       throw error(code, message);
   }
+#else
+  if (refusal_handler != nullptr) {
+    refusal_handler(code, message.c_str());
+  }
+  (void)std::fputs((message + '\n').c_str(), stderr);
+  std::abort();
+#endif
+}
+
+/// Carries out `call`; where it throws, `undo` too.
+void or_undo(const auto& call, [[maybe_unused]] const auto& undo) {
+#if KVMELD_EXCEPTIONS
+  try {
+    call();
+  } catch (...) {
+    undo();
+    throw;
+  }
+#else
+  call();
+#endif
 }
 
 /// Throws `error` with a message of these parts, texts or numbers.

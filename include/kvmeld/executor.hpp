@@ -67,6 +67,7 @@ struct openmp {
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (index_t worker = 0; worker < threads; ++worker) {
       for (index_t i; (i = next++) < count;) {
+#if KVMELD_EXCEPTIONS
         try {
           f(i, worker);
         } catch (...) {
@@ -74,6 +75,9 @@ struct openmp {
             error = std::current_exception();
           }
         }
+#else
+        f(i, worker);
+#endif
       }
     }
     if (error) {

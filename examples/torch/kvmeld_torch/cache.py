@@ -224,3 +224,7 @@ class Cache(TransformersCache):
     def nbytes(self) -> int:
         """Of both."""
         return self.slot_nbytes() + self.state_nbytes()
+
+    def reserved_nbytes(self) -> int:
+        """Of all that is allocated for them, slots that are not in use included."""
+        return sum(layer.heads.reserved_nbytes() for layer in self.compressed if layer.heads is not None)

@@ -242,6 +242,10 @@ class Heads:
         """Of the slots in use: keys, values, log-mass and positions."""
         return int(self.length.sum()) * (self.keys.element_size() * (self.keys.shape[2] + self.values.shape[2]) + 8)
 
+    def reserved_nbytes(self) -> int:
+        """Of all tensors, slots that are not in use included."""
+        return sum(t.nbytes for t in self.tensors)
+
     def state_nbytes(self) -> int:
         """Of what the policy has for the slots in use, and beside them."""
         return int(self.length.sum()) * 4 * self.columns.shape[1] + self.memory.nbytes

@@ -200,6 +200,12 @@ class compressor_base : protected head_policies<P> {
       kv_.count_pages(heads[i]);
     }
   }
+  /// Gives back what head `h` holds beyond its slots in use, and beyond `slots` after the seal.
+  void give_back(index_t h, index_t slots = 0) {
+    slots = std::min(slots, kv_.head(h).capacity() - of(h).kept.count());
+    kv_.give_back(h, of(h).kept.count() + slots);
+    of(h).state.give_back(slots);
+  }
   void expect_head(const char* call, index_t h) const {
     expects(h >= 0 && h < kv_.heads(), call, ": expected a head from 0 to ", kv_.heads() - 1,
             ", got ", h);

@@ -255,6 +255,7 @@ class head_calls : protected compressor_base<P> {
     this->end_draft(h);
     this->leave(h);
     this->count_tokens(head_range{h, 1});
+    this->give_back(h);
   }
 };
 
@@ -328,6 +329,7 @@ void head_calls<P>::finish(index_t h, index_t slots, workspace& work) {
   by_seen([&](const auto& p, const head_ref& head) {
     hooks(p).after_compress(head, one.state, slots);
   });
+  this->give_back(h, one.limit.trigger_length());
 }
 
 template <policy P>

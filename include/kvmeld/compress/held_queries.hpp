@@ -96,6 +96,10 @@ class held_queries {
             .position = position_.data()};
   }
 
+  std::size_t bytes() const {
+    return sizeof(float) * (latest_.capacity() + spread_.capacity()) +
+           sizeof(index_t) * position_.capacity();
+  }
   /// Forgets the prompt, and gives the memory back.
   void release() { *this = held_queries(); }
 

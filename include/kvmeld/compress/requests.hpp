@@ -320,10 +320,6 @@ class request_calls : protected head_calls<P> {
     expects(errc::no_capacity, capacity >= least, "shrink: expected a capacity of at least ", least,
             " slots (those in use, and the budgets), got ", capacity);
     kv.shrink(capacity);
-    for (one_head& one : heads_) {
-      one.state.shrink(capacity);
-    }
-    this->pool_.shrink(capacity);
   }
 
  private:
@@ -349,12 +345,7 @@ class request_calls : protected head_calls<P> {
   /// Carries out `call`. Where it refuses, the pages of `heads` are counted anew: checks count them
   /// as in use.
   void or_recount(const std::vector<index_t>& heads, const auto& call) {
-    try {
-      call();
-    } catch (...) {
-      this->count_pages(heads);
-      throw;
-    }
+    or_undo(call, [&] { this->count_pages(heads); });
   }
 
   /// The tokens of a request's pinned slots.

@@ -87,11 +87,6 @@ class workspace_pool {
     const std::lock_guard lock(mutex_);
     free_.clear();
   }
-  /// Lends for heads of `capacity` slots from now on.
-  void shrink(index_t capacity) {
-    release();
-    capacity_ = capacity;
-  }
 
  private:
   index_t group_, dim_, capacity_;

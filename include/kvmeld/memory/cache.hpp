@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>  // std::max
-#include <cstddef>    // std::max_align_t
 #include <span>
 #include <vector>
 
@@ -44,10 +43,13 @@ class cache : public cache_base {
   cache(std::span<const attention_spec> specs, const cache_options& o)
       : cache_base(checked(specs, {o.layers, o.requests, o.capacity}),
                    {o.layers, o.requests, o.capacity}, {o.keys, o.values}) {
-    memory_.resize(values_at() + bytes_of(o.values, spec().value_dim));
     place();
   }
-  cache(const cache& other) : cache_base(other), memory_(other.memory_) { place(); }
+  cache(const cache& other) : cache_base(other) {
+    place();
+    records().copy_rows(other.key_rows_, key_rows_, row_bytes(type().keys, spec().key_dim));
+    records().copy_rows(other.value_rows_, value_rows_, row_bytes(type().values, spec().value_dim));
+  }
   cache(cache&&) noexcept = default;
   cache& operator=(const cache& other) {
     cache copy = other;
@@ -56,58 +58,55 @@ class cache : public cache_base {
   cache& operator=(cache&&) noexcept = default;
   ~cache() = default;
 
-  /// Moves all heads to memory of `capacity` slots each and frees the old: views of heads are
-  /// invalid afterwards. Of a cache that a compressor has, that one's states shrink with it.
+  /// As of every cache, rows included: memory is held for those that were written to.
+  /// @{
+  std::size_t reserved_bytes() const {
+    return cache_base::reserved_bytes() + key_rows_.held() + value_rows_.held();
+  }
+  void give_back(index_t h, index_t slots = 0) {
+    cache_base::give_back(h, slots);
+    records().give_back(h, slots, key_rows_, row_bytes(type().keys, spec().key_dim));
+    records().give_back(h, slots, value_rows_, row_bytes(type().values, spec().value_dim));
+  }
+  /// @}
+
+  /// Lowers the capacity of all heads to `capacity` slots and gives the rest back. Rows stay where
+  /// they are; views of heads keep the capacity that they were made with.
   /// Refused, with nothing changed: more slots than there are, fewer than a head holds.
   void shrink(index_t capacity) {
     expects(capacity > 0 && capacity <= this->capacity(), "shrink: expected a capacity of 1 to ",
             this->capacity(), " slots, got ", capacity);
     for (index_t h = 0; h < heads(); ++h) {
-      expects(errc::no_capacity, head(h).length() <= capacity,
-              "shrink: expected a capacity of at least ", head(h).length(), " slots, got ",
-              capacity);
+      expects(errc::no_capacity, length(h) <= capacity, "shrink: expected a capacity of at least ",
+              length(h), " slots, got ", capacity);
     }
-    std::vector<attention_spec> specs;
-    specs.reserve(as_size(layers()));
-    for (index_t l = 0; l < layers(); ++l) {
-      specs.push_back(spec(l));
-    }
-    cache to(specs, {layers(), requests(), capacity, type().keys, type().values});
+    lower_capacity(capacity);
     for (index_t h = 0; h < heads(); ++h) {
-      detail::copy_slots(head(h), to.head(h));
+      give_back(h);
     }
-    to.take_over(*this);
-    *this = std::move(to);
   }
-  /// The same for a cache that `meld` compresses, as after a prompt that it has compressed:
-  /// `kv.shrink(meld, 96)`.
+  /// The same for a cache that `meld` compresses, whose budgets it must hold: `kv.shrink(meld,
+  /// 96)`.
   template <class Compressor>
   void shrink(Compressor& meld, index_t capacity) {
     meld.shrink(*this, capacity);
   }
 
  private:
-  /// Of all rows of `dim`.
-  std::size_t bytes_of(storage type, index_t dim) const {
-    return as_size(heads(), capacity()) * row_bytes(type, dim);
-  }
-  /// Where values begin: behind the keys, aligned as any number is.
-  std::size_t values_at() const {
-    constexpr std::size_t to = alignof(std::max_align_t);
-    return (bytes_of(type().keys, spec().key_dim) + to - 1) / to * to;
-  }
   void place() {
-    const auto at = [&](std::byte* data, storage type, index_t dim) {
+    const auto at = [&](detail::reserved& memory, storage type, index_t dim) {
       const auto row = static_cast<std::ptrdiff_t>(row_bytes(type, dim)),
                  element = static_cast<std::ptrdiff_t>(element_bytes(type)),
-                 head = capacity() * row, request = kv_heads() * head;
-      return placed_rows{data, requests() * request, request, head, {data, row, element}};
+                 head = records().capacity() * row, request = kv_heads() * head;
+      memory = detail::reserved(as_size(heads(), records().capacity()) * as_size(row));
+      return placed_rows{
+          memory.data(), requests() * request, request, head, {memory.data(), row, element}};
     };
-    set_rows(at(memory_.data(), type().keys, spec().key_dim),
-             at(memory_.data() + values_at(), type().values, spec().value_dim));
+    set_rows(at(key_rows_, type().keys, spec().key_dim),
+             at(value_rows_, type().values, spec().value_dim));
   }
 
-  std::vector<std::byte> memory_;  // keys, then values
+  detail::reserved key_rows_, value_rows_;
 };
 
 /// A `kv_cache` over an engine's own keys and values; log-mass, positions and lengths are kept
@@ -172,16 +171,16 @@ class paged_cache : public cache_base, detail::move_only {
   /// As of every cache. Refused too: pages to write to that another table has in use.
   void append(const head_selection& heads, const any_span& k, const any_span& v, index_t tokens) {
     expect_append(heads, k, v, tokens);
-    try {
+    const auto each = [&](const auto& use) {
       for (index_t i = 0; i < heads.count(); ++i) {
-        expect_own_pages("append", heads[i], length(heads[i]), length(heads[i]) + tokens);
+        use(heads[i]);
       }
-    } catch (...) {  // what the tokens would have had in use is not
-      for (index_t i = 0; i < heads.count(); ++i) {
-        count_pages(heads[i]);
-      }
-      throw;
-    }
+    };
+    const auto expect_own = [&](index_t h) {
+      expect_own_pages("append", h, length(h), length(h) + tokens);
+    };
+    // Where it is refused, what the tokens would have had in use is not.
+    detail::or_undo([&] { each(expect_own); }, [&] { each([&](index_t h) { count_pages(h); }); });
     append_rows(heads, k, v, tokens);
   }
   /// As of every cache: rows of a prefix may lie in pages that other tables have too.

@@ -87,20 +87,37 @@ class cache_base {
   }
 
   /// Bytes of the slots in use: keys, values, log-mass, positions.
-  std::size_t bytes() {
+  std::size_t bytes() const {
     const std::size_t slot = row_bytes(type_.keys, spec().key_dim) +
                              row_bytes(type_.values, own_value_dim()) + sizeof(float) +
                              sizeof(index_t);
     std::size_t sum = 0;
     for (index_t h = 0; h < heads(); ++h) {
-      sum += as_size(head(h).length()) * slot;
+      sum += as_size(length(h)) * slot;
     }
     return sum;
   }
+  /// Bytes that the cache holds at present, in use or not: of slots that were in use once and were
+  /// not given back, in whole pages of the system's. Rows of an engine's are not counted.
+  std::size_t reserved_bytes() const { return records_.held(); }
+  /// Gives back what head `h` holds beyond `slots` slots, and those in use; a compressor does so at
+  /// the end of a prompt. Rows of an engine's stay its own. Refused: a head that is not there.
+  void give_back(index_t h, index_t slots = 0) {
+    (void)head(h);
+    records_.give_back(h, slots);
+  }
+
+  /// Of a `cache` alone. Refused of others (`unsupported`): their rows are an engine's.
+  /// @{
+  void shrink(index_t /*capacity*/) const {
+    expects(errc::unsupported, false,
+            "shrink: expected a kvmeld::cache, which owns its rows, got a strided_cache or "
+            "paged_cache: the engine frees what lies beyond length(), or free_pages");
+  }
+  void shrink(auto& /*meld*/, index_t capacity) const { shrink(capacity); }
+  /// @}
 
  protected:
-  /// Of heads that were moved here from `from`.
-  void take_over(const cache_base& from) { records_.take_over(from.records_); }
   /// What `append` refuses.
   void expect_append(const head_selection& heads, const any_span& k, const any_span& v,
                      index_t tokens) {
@@ -238,6 +255,8 @@ class cache_base {
   bool heads_apart() const { return keys_.front().head != 0 && values_.front().head != 0; }
   const placed_tables& tables() const { return tables_; }
   index_t length(index_t h) const { return records_.length(h); }
+  const head_records& records() const { return records_; }
+  void lower_capacity(index_t capacity) { extents_.capacity = capacity; }
 
   /// The pages of head `h`; none where rows are strided.
   page_table table(index_t h) const { return tables_.of(h); }

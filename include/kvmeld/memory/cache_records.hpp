@@ -3,13 +3,15 @@
 /// of pages how many tables have each in use.
 #pragma once
 
-#include <algorithm>  // std::max
+#include <algorithm>  // std::min, std::max
 #include <atomic>
-#include <memory>  // std::unique_ptr
+#include <cstring>  // std::memcpy
+#include <memory>   // std::unique_ptr
 #include <mutex>
 #include <vector>
 
 #include "kvmeld/memory/layout.hpp"
+#include "kvmeld/memory/reserved.hpp"
 #include "kvmeld/memory/view.hpp"
 
 namespace kvmeld::inline v0 {
@@ -19,28 +21,34 @@ namespace kvmeld::inline v0 {
 class head_records {
  public:
   head_records(index_t heads, index_t capacity, index_t requests = 0, index_t kv_heads = 1)
-      : heads_(heads), capacity_(capacity), kv_heads_(kv_heads), drafts_(as_size(requests)) {
-    const auto n = as_size(heads);
-    const std::size_t slots = n * as_size(capacity);
-    log_mass_.resize(slots), position_.resize(slots);
-    length_.resize(n), next_position_.resize(n), kept_.resize(n);
-  }
-  /// A copy has no drafts, and nothing that a compressor knows of.
+      : heads_(heads),
+        capacity_(capacity),
+        kv_heads_(kv_heads),
+        log_mass_(as_size(heads, capacity) * sizeof(float)),
+        position_(as_size(heads, capacity) * sizeof(index_t)),
+        length_(as_size(heads)),
+        next_position_(as_size(heads)),
+        kept_(as_size(heads)),
+        drafts_(as_size(requests)) {}
+  /// A copy has the slots in use alone, no drafts, and nothing that a compressor knows of.
   head_records(const head_records& from)
-      : heads_(from.heads_),
-        capacity_(from.capacity_),
-        kv_heads_(from.kv_heads_),
-        log_mass_(from.log_mass_),
-        position_(from.position_),
-        length_(from.length_),
-        next_position_(from.next_position_),
-        kept_(from.kept_.size()),
-        drafts_(from.drafts_.size()) {}
+      : head_records(from.heads_, from.capacity_, static_cast<index_t>(from.drafts_.size()),
+                     from.kv_heads_) {
+    length_ = from.length_, next_position_ = from.next_position_;
+    copy_rows(from.log_mass_, log_mass_, sizeof(float));
+    copy_rows(from.position_, position_, sizeof(index_t));
+  }
   head_records(head_records&&) noexcept = default;
   head_records& operator=(head_records&&) noexcept = default;
   ~head_records() = default;
-  /// Heads of other memory with the same slots: what a compressor knows of those goes on.
-  void take_over(const head_records& from) { kept_ = from.kept_, drafts_ = from.drafts_; }
+
+  /// Copies what heads have in memory of `row` bytes per slot, `[heads, capacity]`.
+  void copy_rows(const detail::reserved& from, detail::reserved& to, std::size_t row) const {
+    for (index_t h = 0; h < heads_; ++h) {
+      const std::size_t first = as_size(h, capacity_) * row;
+      std::memcpy(to.data() + first, from.data() + first, as_size(length(h)) * row);
+    }
+  }
 
   index_t heads() const { return heads_; }
   index_t capacity() const { return capacity_; }
@@ -52,18 +60,30 @@ class head_records {
     const auto i = as_size(h), first = i * as_size(capacity_);
     index_t* const drafts =
         drafts_.empty() ? nullptr : &drafts_[as_size(h / kv_heads_) % drafts_.size()];
-    return {log_mass_.data() + first,
-            position_.data() + first,
+    return {reinterpret_cast<float*>(log_mass_.data()) + first,
+            reinterpret_cast<index_t*>(position_.data()) + first,
             &length_[i],
             &next_position_[i],
             &kept_[i],
             drafts};
   }
 
+  /// Gives back what such memory holds of head `h` beyond `slots` slots, and those in use.
+  void give_back(index_t h, index_t slots, detail::reserved& rows, std::size_t row) const {
+    const auto used = std::min(capacity_, std::max(slots, length(h)));
+    rows.release((as_size(h, capacity_) + as_size(used)) * row, as_size(h + 1, capacity_) * row);
+  }
+  void give_back(index_t h, index_t slots) {
+    give_back(h, slots, log_mass_, sizeof(float));
+    give_back(h, slots, position_, sizeof(index_t));
+  }
+  /// Bytes that are held, lengths aside.
+  std::size_t held() const { return log_mass_.held() + position_.held(); }
+
  private:
   index_t heads_, capacity_, kv_heads_;
-  std::vector<float> log_mass_;
-  std::vector<index_t> position_, length_, next_position_, kept_, drafts_;
+  detail::reserved log_mass_, position_;  // [heads, capacity]
+  std::vector<index_t> length_, next_position_, kept_, drafts_;
 };
 
 /// How many tables have each page in use, by which a cache refuses changes. Calls of several

@@ -118,6 +118,11 @@ class cache_ref {
         layers_(kv.layers()),
         requests_(kv.requests()),
         kv_heads_(kv.kv_heads()) {
+    if constexpr (requires { kv.give_back(0, 0); }) {
+      give_back_ = [](void* cache, index_t h, index_t slots) {
+        static_cast<Cache*>(cache)->give_back(h, slots);
+      };
+    }
     if constexpr (requires { kv.expect_own_pages("", 0, 0, 0, -1); }) {
       expect_own_pages_ = [](void* cache, const char* call, index_t h, index_t from, index_t to,
                              index_t like) {
@@ -138,6 +143,13 @@ class cache_ref {
   }
   index_t requests() const { return requests_; }
   index_t heads() const { return layers_ * requests_ * kv_heads_; }
+
+  /// Gives back what head `h` holds beyond `slots` slots, where the cache can.
+  void give_back(index_t h, index_t slots) const {
+    if (give_back_ != nullptr) {
+      give_back_(kv_, h, slots);
+    }
+  }
 
   /// Are its rows in pages?
   bool in_pages() const { return pages_ != nullptr; }
@@ -180,6 +192,7 @@ class cache_ref {
   head_ref (*head_)(void*, index_t);
   void (*expect_own_pages_)(void*, const char*, index_t, index_t, index_t, index_t) = nullptr;
   void (*pages_)(void*, index_t) = nullptr;
+  void (*give_back_)(void*, index_t, index_t) = nullptr;
   index_t layers_, requests_, kv_heads_;
 };
 

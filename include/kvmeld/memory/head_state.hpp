@@ -2,14 +2,14 @@
 /// What a policy remembers of each slot of a head.
 #pragma once
 
-#include <Eigen/Core>  // Eigen::aligned_allocator
-#include <algorithm>   // std::copy_n
+#include <algorithm>  // std::copy_n
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>  // std::exchange, std::swap
 #include <vector>
 
+#include "kvmeld/memory/reserved.hpp"
 #include "kvmeld/memory/slot_stat.hpp"
 
 namespace kvmeld::inline v0 {
@@ -33,12 +33,9 @@ class state_fields {
  protected:
   std::string policy_;
   std::vector<slot_stat> kinds_;
-  // Empty where the numbers are the caller's. `own_memory_` is aligned, so that sums over it do not
-  // depend on where it happens to lie.
-  std::vector<float> own_columns_;
-  std::vector<float, Eigen::aligned_allocator<float>> own_memory_;
+  reserved own_;              // the columns, then the memory; empty where they are the caller's
   std::span<float> columns_;  // [columns, capacity]
-  std::span<float> memory_;
+  std::span<float> memory_;   // aligned: sums over it do not depend on where it happens to lie
   index_t capacity_ = 0, memory_capacity_ = 0;
   bool memory_follows_capacity_ = true;
   index_t length_ = 0;
@@ -56,8 +53,11 @@ class head_state : private detail::state_fields {
   head_state(std::span<const slot_stat> kinds, std::size_t memory, index_t capacity,
              std::string_view policy = {}, bool memory_follows_capacity = true) {
     policy_ = policy, kinds_.assign(kinds.begin(), kinds.end());
-    own_columns_.resize(kinds.size() * as_size(capacity)), own_memory_.resize(memory);
-    columns_ = own_columns_, memory_ = own_memory_;
+    const std::size_t columns = kinds.size() * as_size(capacity),
+                      first = (columns + 15) / 16 * 16;  // of the memory, aligned to 64 bytes
+    own_ = detail::reserved((first + memory) * sizeof(float));
+    auto* const floats = reinterpret_cast<float*>(own_.data());
+    columns_ = {floats, columns}, memory_ = {floats + first, memory};
     capacity_ = memory_capacity_ = capacity;
     memory_follows_capacity_ = memory_follows_capacity;
   }
@@ -80,10 +80,11 @@ class head_state : private detail::state_fields {
   }
 
   /// A copy owns its numbers, whether or not `from` owns its own.
-  head_state(const head_state& from) : state_fields(from) {
-    own_columns_.assign(from.columns_.begin(), from.columns_.end());
-    own_memory_.assign(from.memory_.begin(), from.memory_.end());
-    columns_ = own_columns_, memory_ = own_memory_;
+  head_state(const head_state& from)
+      : head_state(from.kinds_, from.memory_.size(), from.capacity_, from.policy_,
+                   from.memory_follows_capacity_) {
+    memory_capacity_ = from.memory_capacity_;
+    copy_numbers(from);
   }
   /// What was moved from has no slots, no columns and no memory: spans that stayed behind would
   /// write into the state that was moved to.
@@ -137,14 +138,28 @@ class head_state : private detail::state_fields {
   std::size_t bytes() const {
     return sizeof(float) * (kinds_.size() * as_size(length_) + memory_.size());
   }
+  /// Bytes that it holds: nothing where its numbers are the caller's.
+  std::size_t reserved_bytes() const { return own_.held(); }
+  /// Gives back what columns hold beyond `slots` slots, and those in use.
+  void give_back(index_t slots = 0) {
+    slots = std::min(capacity_, std::max(slots, length_));
+    for (index_t c = 0; c < slot_stats() && own_.size() > 0; ++c) {
+      own_.release((offset(c) + as_size(slots)) * sizeof(float),
+                   (offset(c) + as_size(capacity_)) * sizeof(float));
+    }
+  }
   /// Slots that there are numbers for.
   index_t capacity() const { return capacity_; }
-  /// The capacity that `memory` was laid out for: `shrink` does not change it.
+  /// The capacity that `memory` was laid out for, where its numbers are the caller's.
   index_t memory_capacity() const { return memory_capacity_; }
 
   /// As `make_head_state` makes it: no slots, no queries, all memory 0.
   void clear() {
-    std::ranges::fill(memory_, 0.0F);
+    if (own_.size() > 0) {
+      own_.clear(own_.size() - memory_.size_bytes(), own_.size());
+    } else {
+      std::ranges::fill(memory_, 0.0F);
+    }
     length_ = 0;
     observed_ = 0;
   }
@@ -168,6 +183,12 @@ class head_state : private detail::state_fields {
   /// memory of another size or layout, more slots than there is room for.
   void copy(const head_state& from) {
     expect_copy(from);
+    copy_numbers(from);
+  }
+
+ private:
+  std::size_t offset(index_t c) const { return as_size(c, capacity_); }
+  void copy_numbers(const head_state& from) {
     for (index_t c = 0; c < slot_stats(); ++c) {
       std::copy_n(from.columns_.data() + from.offset(c), from.length_, columns_.data() + offset(c));
     }
@@ -175,23 +196,6 @@ class head_state : private detail::state_fields {
     length_ = from.length_;
     observed_ = from.observed_;
   }
-  /// Gives columns beyond `capacity` slots back; `memory` is unchanged. Columns over the caller's
-  /// memory become the state's own.
-  void shrink(index_t capacity) {
-    expects(capacity >= length_ && capacity <= capacity_, "shrink: expected a capacity of ",
-            length_, " to ", capacity_, " slots, got ", capacity);
-    std::vector<float> smaller(kinds_.size() * as_size(capacity));
-    for (index_t c = 0; c < slot_stats(); ++c) {
-      std::copy_n(columns_.data() + offset(c), length_,
-                  smaller.data() + std::ptrdiff_t{c} * capacity);
-    }
-    own_columns_ = std::move(smaller);
-    columns_ = own_columns_;
-    capacity_ = capacity;
-  }
-
- private:
-  std::size_t offset(index_t c) const { return as_size(c, capacity_); }
 };
 
 namespace detail {

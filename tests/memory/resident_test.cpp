@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT
+// Memory that is held only where it is in use, as the system counts it.
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "kvmeld/compressor.hpp"
+#include "kvmeld/memory/cache.hpp"
+#include "kvmeld/memory/reserved.hpp"
+#include "kvmeld/policies/fold.hpp"
+#include "kvmeld/policies/h2o.hpp"
+#include "kvmeld/score/queries.hpp"
+#include "support/sanitized.hpp"
+
+namespace resident_test {
+
+using kvmeld::budget;
+using kvmeld::cache;
+using kvmeld::index_t;
+using kvmeld::storage;
+using kvmeld::detail::reserved;
+
+/// Bytes of this process that are in memory; 0: the system does not say, or memory is watched.
+std::size_t resident() {
+  std::size_t all = 0, pages = 0;
+  std::ifstream("/proc/self/statm") >> all >> pages;
+#if KVMELD_MAPS_MEMORY
+  pages *= static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+#endif
+#ifdef __SANITIZE_THREAD__
+  return 0;
+#endif
+  return fixtures::sanitized ? 0 : pages;
+}
+
+constexpr std::size_t mib = 1 << 20;
+
+TEST_CASE("reserved memory is held from its first write to when it is cleared", "[memory]") {
+  reserved block(64 * mib);
+  REQUIRE(block.size() == 64 * mib);
+#if KVMELD_MAPS_MEMORY
+  CHECK(block.held() == 0);
+  std::memset(block.data() + 8 * mib, 1, 16 * mib);
+  CHECK(block.held() == 16 * mib);
+  block.clear(8 * mib + 1, 24 * mib - 1);
+  CHECK((block.held() > 0 && block.held() <= mib / 8));  // two pages
+  const reserved moved = std::move(block);
+  CHECK((block.data() == nullptr && block.size() == 0 && moved.held() <= mib / 8));
+#endif
+}
+
+TEST_CASE("what is cleared is 0, and what lies around it is not", "[memory]") {
+  for (const std::size_t size : {std::size_t{100}, std::size_t{1000}, mib + 3}) {
+    for (const auto& [from, to] :
+         {std::pair(std::size_t{7}, size - 9), std::pair(std::size_t{64}, size),
+          std::pair(size / 2, size / 2), std::pair(std::size_t{0}, size)}) {
+      reserved block(size);
+      std::memset(block.data(), 1, size);
+      block.clear(from, to);
+      std::vector<std::byte> expected(size, std::byte{1});
+      std::fill(expected.begin() + static_cast<std::ptrdiff_t>(from),
+                expected.begin() + static_cast<std::ptrdiff_t>(to), std::byte{0});
+      REQUIRE(std::memcmp(block.data(), expected.data(), size) == 0);
+      REQUIRE(reinterpret_cast<std::uintptr_t>(block.data()) % 64 == 0);
+    }
+  }
+}
+
+/// Prompts of 2,048 tokens through a few layers, at a budget of 10 %.
+struct model {
+  static constexpr index_t layers = 2, tokens = 2048, heads = 4, group = 2, dim = 128, count = 16;
+
+  kvmeld::attention_spec spec{.kv_heads = heads, .group = group, .key_dim = dim};
+  std::vector<float> k, v, q, out;
+
+  model() : k(numbers(tokens * heads * dim, 1)), v(numbers(tokens * heads * dim, 2)) {
+    q = numbers(count * heads * group * dim, 3), out.resize(heads * group * dim);
+    spec.rope = kvmeld::rotary::halves(10'000);
+  }
+  static std::vector<float> numbers(index_t n, unsigned seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    std::vector<float> x(kvmeld::as_size(n));
+    for (float& y : x) {
+      y = normal(random);
+    }
+    return x;
+  }
+  cache empty(storage type, index_t requests = 1) const {
+    return {spec,
+            {.layers = layers,
+             .requests = requests,
+             .capacity = tokens + 64,
+             .keys = type,
+             .values = type}};
+  }
+  void prompt(auto& kv, auto& meld, index_t request) const {
+    for (index_t l = 0; l < layers; ++l) {
+      kv.append(kv.heads(l, request), k, v, tokens);
+      meld.prompt(kv.heads(l, request), kvmeld::queries(q, count, spec));
+    }
+  }
+  void step(cache& kv, auto& meld, index_t request) {
+    for (index_t l = 0; l < layers; ++l) {
+      meld.step(kv.heads(l, request),
+                {std::span(q).first(out.size()), std::span(k).first(kvmeld::as_size(heads, dim)),
+                 std::span(v).first(kvmeld::as_size(heads, dim))},
+                out);
+    }
+  }
+};
+
+/// After prompt and steps, the process has hardly more than what is in use.
+void check_resident(const auto& policy, const budget& b, storage type) {
+  model m;
+  {  // what is allocated once: scratch, the heap's
+    cache kv = m.empty(type);
+    kvmeld::compressor meld(kv, policy, b);
+    m.prompt(kv, meld, 0), meld.end_prompt(0), m.step(kv, meld, 0);
+  }
+  const std::size_t before = resident();
+  cache kv = m.empty(type);
+  kvmeld::compressor meld(kv, policy, b);
+  m.prompt(kv, meld, 0);
+  const double whole = static_cast<double>(kv.bytes() + meld.bytes());
+  if (before > 0) {
+    CHECK(static_cast<double>(resident() - before) > 0.9 * whole);
+  }
+  meld.end_prompt(0);
+  for (int t = 0; t < 4; ++t) {
+    m.step(kv, meld, 0);
+  }
+  const auto held = static_cast<double>(kv.reserved_bytes() + meld.reserved_bytes()),
+             used = static_cast<double>(kv.bytes() + meld.bytes());
+  CHECK(used < 0.15 * whole);
+  CHECK((!KVMELD_MAPS_MEMORY || held <= 1.25 * used));
+  if (before > 0) {
+    CHECK(static_cast<double>(resident()) <= static_cast<double>(before) + 1.25 * used);
+  }
+  meld.clear(0);
+  CHECK((!KVMELD_MAPS_MEMORY ||
+         static_cast<double>(kv.reserved_bytes() + meld.reserved_bytes()) <= 0.2 * used));
+}
+
+TEST_CASE("a copy of a cache and of a state holds what is in use", "[memory]") {
+  model m;
+  cache kv = m.empty(storage::f32);
+  kvmeld::compressor meld(kv, kvmeld::h2o(), budget{.slots = 100});
+  m.prompt(kv, meld, 0);
+  kv.head(0).truncate(100);
+  const cache copy = kv;
+  CHECK((!KVMELD_MAPS_MEMORY || copy.reserved_bytes() < kv.reserved_bytes()));
+  kv.give_back(0);
+  CHECK((copy.bytes() == kv.bytes() && copy.reserved_bytes() <= kv.reserved_bytes()));
+  cache other = copy;
+  CHECK(other.head(0).key(99)[7] == kv.head(0).key(99)[7]);
+  CHECK(other.head(5).value(1000)[3] == kv.head(5).value(1000)[3]);
+  CHECK(other.head(5).position(1000) == 1000);
+}
+
+TEST_CASE("an engine's rows are not shrunk, and their records are given back", "[memory][errors]") {
+  model m;
+  std::vector<float> k(kvmeld::as_size(2, 4, 2048, 128)), v(k.size());
+  kvmeld::strided_cache kv(m.spec, {.layers = 2, .requests = 1, .capacity = 2048},
+                           kvmeld::rows(k, kvmeld::layout::hnd),
+                           kvmeld::rows(v, kvmeld::layout::hnd));
+  kvmeld::compressor meld(kv, kvmeld::h2o(), budget{.slots = 100});
+  for (const auto& call :
+       {std::function([&] { kv.shrink(meld, 200); }), std::function([&] { kv.shrink(200); }),
+        std::function([&] { meld.shrink(kv, 200); })}) {
+    CHECK_THROWS_WITH(call(), Catch::Contains("shrink: expected a kvmeld::cache, which owns its "
+                                              "rows, got a strided_cache"));
+  }
+  m.prompt(kv, meld, 0);
+  const std::size_t before = kv.reserved_bytes();
+  meld.end_prompt(0);
+  CHECK((!KVMELD_MAPS_MEMORY || kv.reserved_bytes() < before));
+}
+
+TEST_CASE("a compressed prompt's memory is given back at its end", "[memory]") {
+  const auto type = GENERATE(storage::f32, storage::f16);
+  CAPTURE(type);
+  check_resident(kvmeld::h2o(), budget{.slots = model::tokens / 10}, type);
+  check_resident(kvmeld::fold(), budget::shared(model::tokens / 10), type);
+}
+
+}  // namespace resident_test
