@@ -120,15 +120,15 @@ struct threads {
   kvmeld::index_t count = 1;
 
   kvmeld::index_t workers() const { return count; }
-  /// Calls `f(i, worker)` once for every `i` below `heads`; no two calls at a time have one worker.
+  /// Calls `f(i, worker)` once for every `i` below `n`; no two calls at a time have one worker.
   /// What `f` throws is to come out of this call: a pool keeps it and throws it at the end.
   template <class F>
-  void operator()(kvmeld::index_t heads, F f) const {
+  void operator()(kvmeld::index_t n, F f) const {
     std::atomic<kvmeld::index_t> next = 0;
     std::vector<std::thread> all;
     for (kvmeld::index_t worker = 0; worker < count; ++worker) {
       all.emplace_back([&, worker] {
-        for (kvmeld::index_t i; (i = next++) < heads;) {
+        for (kvmeld::index_t i; (i = next++) < n;) {
           f(i, worker);
         }
       });
