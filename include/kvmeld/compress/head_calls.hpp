@@ -266,7 +266,9 @@ bool head_calls<P>::step_head(index_t h, const head_ref& head, workspace& work, 
                               const float* k, const float* v, float* out) {
   one_head& one = of(h);
   const leaving keeps{one, head};
-  budget limit = one.limit;
+  budget limit = one.limit.reached(head.length() + 1 - one.kept.count())
+                     ? this->in_turn(h, one.limit, head.next_position() + 1)
+                     : one.limit;
   one.due = this->awaits_pins(h);
   if (this->alike(h) || one.due) {
     limit.trigger = std::numeric_limits<index_t>::max();  // `evict_late` follows
@@ -303,7 +305,8 @@ void head_calls<P>::to_limit(index_t h, workspace& work) {
     const leaving keeps{one, head};
     const seen_head behind_seal(head, one.kept);
     by_policy(h, [&](const auto& p) {
-      kvmeld::compress(p, behind_seal.head(), one.state, work, one.limit);
+      kvmeld::compress(p, behind_seal.head(), one.state, work,
+                       this->in_turn(h, one.limit, head.next_position()));
     });
   }
 }

@@ -140,6 +140,20 @@ class head_policies {
                ? budget{slots, std::max(limit.trigger - pinned, slots + 1)}
                : budget_within(p, std::max(limit.trigger_length() - 1 - pinned, least));
   }
+  /// `limit` of head `h` as its next plan has it, after `tokens` in all. Where the policy says how
+  /// many slots it frees at once, heads take turns in it, by the tokens that have come: a step
+  /// plans for few of them. The first plan frees as many slots as there are tokens until the head's
+  /// turn.
+  budget in_turn(index_t h, const budget& limit, index_t tokens) const {
+    const index_t batch = limit.trigger_length() - limit.slots;
+    if (is_cut(h) || budget_of(h).trigger > 0 || batch == 1) {
+      return limit;
+    }
+    const index_t head = kv_.in_request(h), together = alike(h) ? kv_.head(h).spec().kv_heads : 1;
+    const auto turn =
+        static_cast<index_t>(std::int64_t{head - head % together} * batch / kv_.per_request());
+    return {limit.trigger_length() - batch + (tokens + batch - turn) % batch, limit.trigger};
+  }
   /// The fewest slots that head `h` can decode with, where it is held to `limit` after its `kept`
   /// ones: of the budget, which counts the pinned ones, or more.
   std::int64_t least_capacity(index_t h, const budget& limit, const kept_slots& kept) const {
