@@ -148,7 +148,8 @@ concept updates_memory = requires(P& p, hook_arguments& x) {
 ///                                                       protected
 ///     bool accepts(index_t target) const;               is it at least that? Where it is known
 ///                                                       without a search
-///     index_t eviction_batch(index_t slots) const;      slots better freed at once in decode
+///     index_t eviction_batch(index_t slots) const;      slots better freed at once in decode, less
+///                                                       the new token's; default 1/32 in all
 ///     void validate() const;                            throws on parameters out of range
 ///     static void parameters(auto& p, auto f);          f(name, p's member) for each that
 ///                                                       `make_policy` may set

@@ -4,6 +4,7 @@
 /// inside.
 #pragma once
 
+#include <algorithm>  // std::max
 #include <vector>
 
 #include "kvmeld/budget.hpp"
@@ -117,13 +118,14 @@ index_t min_budget(const P& p) {
   }
 }
 
-/// Slots better freed at once in decode.
+/// Slots better freed at once in decode, less the new token's. By default a head of 64 slots or
+/// more frees 1/32 of them (docs/explanation/benchmarks.md says what other batches cost).
 template <class P>
 index_t eviction_batch(const P& p, index_t slots) {
   if constexpr (requires { p.eviction_batch(slots); }) {
     return p.eviction_batch(slots);
   } else {
-    return 0;
+    return std::max(slots / 32 - 1, index_t{0});
   }
 }
 
