@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "spec.hpp"
 #include "topic.hpp"
 #include "versus.hpp"

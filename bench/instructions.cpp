@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "products.hpp"
 #include "spec.hpp"
 
@@ -58,7 +58,7 @@ void step(const Policy& policy) {
     }
   };
   // What evicts nothing holds `slots` in the middle of what is counted.
-  const index_t first = kvmeld::traits::evicts(policy) ? slots : slots - tokens / 2;
+  const index_t first = kvmeld::declared(policy).evicts() ? slots : slots - tokens / 2;
   decode(0, first);
   counted([&] { decode(first, first + tokens); });
 }

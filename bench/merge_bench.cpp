@@ -8,7 +8,7 @@
 
 #include "../examples/evaluate/reference_queries.hpp"
 #include "causal_attention.hpp"
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "peak_memory.hpp"
 #include "spec.hpp"
 

@@ -20,9 +20,9 @@
 #include <string>
 #include <vector>
 
-#include "kvmeld/any_policy.hpp"
 #include "kvmeld/compressor.hpp"
 #include "kvmeld/memory/cache.hpp"
+#include "kvmeld/peers.hpp"
 #include "spec.hpp"
 #include "topic.hpp"
 
@@ -154,7 +154,7 @@ struct drift {
 };
 
 /// One policy's row of the table; false: something is wrong.
-bool soak(const kvmeld::any_policy& policy, index_t slots, const setting& by,
+bool soak(const kvmeld::any_policy_or_peer& policy, index_t slots, const setting& by,
           const std::vector<truth>& right) {
   kvmeld::cache kv(bench::spec(1, group, by.dim), {.capacity = slots + 1});
   kvmeld::compressor meld(kv, policy, budget_within(policy, slots));
@@ -175,7 +175,8 @@ bool soak(const kvmeld::any_policy& policy, index_t slots, const setting& by,
     if (t % by.every() == by.every() - 1) {
       to_window.add(by, t, off(out, expected->of_window));
       to_all.add(by, t, off(out, expected->of_all));
-      kvmeld::hooks(policy).attend(head, meld.state(0), x.q.data(), again.data(), {}, log_sum_exp);
+      kvmeld::declared(policy).attend(head, meld.state(0), x.q.data(), again.data(), {},
+                                      log_sum_exp);
       for (std::size_t g = 0; g < group; ++g) {
         mass.add(by, t, static_cast<double>(log_sum_exp[g] - expected->log_sum_exp[g]));
       }
@@ -230,10 +231,11 @@ int main(int argc, char** argv) {
   bool good = true;
   std::istringstream list(slots);
   for (std::string count; std::getline(list, count, ',');) {
-    for (const auto& policy : kvmeld::any_policy::every()) {
+    for (const auto& policy : kvmeld::any_policy_or_peer::every()) {
       const bool chosen =
           wanted.empty() || std::find(wanted.begin(), wanted.end(), policy.name()) != wanted.end();
-      if (chosen && policy.supports_decode() && policy.evicts()) {
+      if (chosen && kvmeld::declared(policy).supports_decode() &&
+          kvmeld::declared(policy).evicts()) {
         good = soak(policy, std::stoi(count), by, right) && good;
       }
     }

@@ -9,10 +9,11 @@
 namespace custom {
 
 struct lowest_norm {
-  kvmeld::index_t recent = 16;  ///< latest tokens that are never evicted
+  kvmeld::index_t recent = 16;
 
   static constexpr std::string_view name() { return "lowest_norm"; }
-  static void parameters(auto& p, auto f) { f("recent", p.recent); }
+  static constexpr std::tuple options{kvmeld::option(
+      "recent", &lowest_norm::recent, 0, kvmeld::any_count, "latest tokens, never evicted")};
 
   kvmeld::protection protects(const kvmeld::head_ref&, kvmeld::index_t) const {
     return {.recent = recent};
@@ -20,6 +21,6 @@ struct lowest_norm {
   float score(const kvmeld::head_ref& head, const kvmeld::head_state&, kvmeld::index_t slot) const {
     return -kvmeld::norm(head.key(slot), head.dim());
   }
-};  // the plan, the victim of a decode step and the least budget follow
+};  // the plan and the least budget follow, and text, checks and equality of the options
 
 }  // namespace custom

@@ -16,7 +16,7 @@ using kvmeld::budget;
 template <class Policy>
 void same(const Policy& policy) {
   INFO(policy.name());
-  const kvmeld::any_policy any(policy);
+  const kvmeld::any_policy_or_peer any(policy);
   auto a = fixtures::random_cache(70, 8, 2, 80, 3);
   auto b = a;
   auto state_a = fixtures::make_state(policy, a);
@@ -65,7 +65,7 @@ void small_beside_the_cache(std::type_identity<kvmeld::basic_any_policy<Policies
 }
 
 TEST_CASE("the state of a policy is small beside the cache") {
-  small_beside_the_cache(std::type_identity<kvmeld::any_policy>());
+  small_beside_the_cache(std::type_identity<kvmeld::any_policy_or_peer>());
   CHECK(state_size(kvmeld::keepkv{.variant = kvmeld::keepkv::mode::code}) <= 12.6);
 }
 
@@ -76,9 +76,9 @@ TEST_CASE("any_policy is the policy inside it", "[laws]") {
 }
 
 TEST_CASE("each head may run its own policy and budget", "[laws]") {
-  const std::vector<kvmeld::any_policy> policies = {kvmeld::full_cache{}, kvmeld::streaming_llm{},
-                                                    kvmeld::h2o{}, kvmeld::snapkv{.window = 8},
-                                                    kvmeld::zsmerge{.residual = 2}};
+  const std::vector<kvmeld::any_policy_or_peer> policies = {
+      kvmeld::full_cache{}, kvmeld::streaming_llm{}, kvmeld::h2o{}, kvmeld::snapkv{.window = 8},
+      kvmeld::zsmerge{.residual = 2}};
   const std::vector<budget> budgets = {{1}, {20}, {30}, {40, 44}, {50}};
   auto kv = fixtures::random_cache(60, 8, 2, 100, 5);
   auto state = fixtures::make_state(std::span(policies), kv);

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "../examples/evaluate/reference_queries.hpp"
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "support/all_heads.hpp"
 
 namespace attention_spec_test {
@@ -76,7 +76,7 @@ TEST_CASE("attention_spec: what cannot be is refused by name", "[attention_spec]
 
 TEST_CASE("a model without rotation: keys are compared and moved as they are", "[attention_spec]") {
   // With a rotation of next to nothing every policy does the same, so that none falls back to one.
-  const auto run = [](const kvmeld::any_policy& policy, const rotary& rope) {
+  const auto run = [](const kvmeld::any_policy_or_peer& policy, const rotary& rope) {
     kvmeld::cache kv({.kv_heads = 1, .key_dim = 4, .rope = rope}, {.capacity = 64});
     std::vector<float> rows, numbers(64 * 4);
     for (std::size_t i = 0; i < numbers.size(); ++i) {
@@ -100,7 +100,7 @@ TEST_CASE("a model without rotation: keys are compared and moved as they are", "
   for (const char* name :
        {"fold", "fold:pins=1", "ems:with_position=0", "compactor", "expected_attention"}) {
     INFO(name);
-    const auto policy = kvmeld::make_policy(name);
+    const auto policy = kvmeld::make_policy<kvmeld::any_policy_or_peer>(name);
     CHECK(run(policy, {}) == run(policy, still));
     CHECK_FALSE(run(policy, {}) == run(policy, rotary::halves(10'000)));
   }

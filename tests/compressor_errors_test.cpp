@@ -14,7 +14,7 @@
 namespace compressor_errors_test {
 
 using fixtures::normal;
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::budget;
 using kvmeld::head_range;
 using kvmeld::head_selection;

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "kvmeld/any_policy.hpp"
 #include "kvmeld/compressor.hpp"
 #include "kvmeld/memory/cache.hpp"
+#include "kvmeld/peers.hpp"
 #include "support/random.hpp"
 
 namespace compressor_made_test {

@@ -14,7 +14,7 @@
 namespace compressor_prompt_test {
 
 using namespace small_model;
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::budget;
 
 /// What a policy is given of a prompt, by hand.
@@ -31,7 +31,7 @@ void compress_by_hand(const any_policy& p, model_cache& kv, fixtures::state& sta
   const auto chosen = looks_ahead ? evaluate::lookahead(one, own) : evaluate::spread(one, own);
   for (index_t h = 0; h < kv_heads_of; ++h) {
     kvmeld::head_state& s = state[first + h];
-    if (!looks_ahead || p.slot_stats().size() > 1) {
+    if (!looks_ahead || kvmeld::declared(p).slot_stats().size() > 1) {
       kvmeld::observe(p, kv.head(first + h), s, own.of(h));
     }
     if (looks_ahead) {
@@ -57,7 +57,7 @@ TEST_CASE("compressor: a prompt and steps are those of its heads by hand, for ev
       prompt.append(by_hand, l, 1, 0, tokens);
       compress_by_hand(example.policy, by_hand, state, prompt, l, 1, limit);
     }
-    for (index_t step = 0; step < 6 && example.policy.supports_decode(); ++step) {
+    for (index_t step = 0; step < 6 && kvmeld::declared(example.policy).supports_decode(); ++step) {
       for (index_t l = 0; l < layers_of; ++l) {
         const auto q = normal(kv_heads_of * group * dim), k = normal(kv_heads_of * dim),
                    v = normal(kv_heads_of * dim);
@@ -153,7 +153,7 @@ TEST_CASE("compressor: shared budgets are one threshold over the model's scores"
 
 TEST_CASE("compressor: tokens that came without queries share in a budget by a fresh score") {
   for (const auto& example : fixtures::every_policy()) {
-    if (!kvmeld::traits::shares(example.policy)) {  // refused
+    if (!kvmeld::declared(example.policy).shares()) {  // refused
       continue;
     }
     CAPTURE(example.name);
@@ -196,7 +196,8 @@ TEST_CASE("compressor: what cannot be is refused by name, and changes nothing") 
   const auto made = [&](const char* policy, const budget& b,
                         kvmeld::observation_needs given = {true, true, true}) {
     return [&kv, policy, b, given] {
-      kvmeld::compressor meld(kv, kvmeld::make_policy(policy), b, given);
+      kvmeld::compressor meld(kv, kvmeld::make_policy<kvmeld::any_policy_or_peer>(policy), b,
+                              given);
     };
   };
   refused(made("h2o", {.slots = 64}), "a capacity of at least 65");
@@ -208,7 +209,8 @@ TEST_CASE("compressor: what cannot be is refused by name, and changes nothing") 
           "the step's log_sum_exp (keepkv needs it)");
   made("key_diff", {.slots = 32}, {})();
 
-  kvmeld::compressor meld(kv, kvmeld::make_policy("h2o"), budget{.slots = 32});
+  kvmeld::compressor meld(kv, kvmeld::make_policy<kvmeld::any_policy_or_peer>("h2o"),
+                          budget{.slots = 32});
   const prompt_rows prompt(40);
   const auto heads = model_cache::of(0, 0);
   prompt.append(kv, 0, 0, 0, 40);

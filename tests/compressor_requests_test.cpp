@@ -23,8 +23,10 @@ TEST_CASE("compressor: requests are emptied, copied, and stepped by threads of t
     CAPTURE(name);
     model_cache kv(128), twin(128);
     const prompt_rows prompt(tokens);
-    kvmeld::compressor meld(kv, kvmeld::make_policy(name), budget{.slots = 48});
-    kvmeld::compressor serial(twin, kvmeld::make_policy(name), budget{.slots = 48});
+    kvmeld::compressor meld(kv, kvmeld::make_policy<kvmeld::any_policy_or_peer>(name),
+                            budget{.slots = 48});
+    kvmeld::compressor serial(twin, kvmeld::make_policy<kvmeld::any_policy_or_peer>(name),
+                              budget{.slots = 48});
     for (auto* one : {&meld, &serial}) {
       model_cache& of = one == &meld ? kv : twin;
       read(*one, of, prompt, 0, tokens), one->end_prompt(0);
@@ -70,8 +72,8 @@ TEST_CASE("compressor: a request is saved, and goes on in another place bit for 
     const prompt_rows prompt(tokens);
     const bool shares = std::string(name) == "fold";
     const budget limit = shares ? budget::shared(40) : budget{.slots = 48};
-    kvmeld::compressor meld(kv, kvmeld::make_policy(name), limit);
-    kvmeld::compressor loaded(other, kvmeld::make_policy(name), limit);
+    kvmeld::compressor meld(kv, kvmeld::make_policy<kvmeld::any_policy_or_peer>(name), limit);
+    kvmeld::compressor loaded(other, kvmeld::make_policy<kvmeld::any_policy_or_peer>(name), limit);
     read(meld, kv, prompt, 0, tokens);
     std::stringstream file;
     CHECK_THROWS_WITH(meld.save(file, 0), Catch::Contains("end_prompt first"));
@@ -130,8 +132,10 @@ TEST_CASE("compressor: a request of a cache that was shrunk goes to another of t
   for (const char* name : {"h2o", "fold", "ems:window=8", "zsmerge"}) {
     CAPTURE(name);
     model_cache kv(128), small(slots + 1);
-    kvmeld::compressor meld(kv, kvmeld::make_policy(name), budget{.slots = slots});
-    kvmeld::compressor loaded(small, kvmeld::make_policy(name), budget{.slots = slots});
+    kvmeld::compressor meld(kv, kvmeld::make_policy<kvmeld::any_policy_or_peer>(name),
+                            budget{.slots = slots});
+    kvmeld::compressor loaded(small, kvmeld::make_policy<kvmeld::any_policy_or_peer>(name),
+                              budget{.slots = slots});
     read(meld, kv, prompt_rows(tokens), 0, tokens), meld.end_prompt(0);
     kv.shrink(meld, slots + 1);
     std::stringstream file;
@@ -172,7 +176,7 @@ TEST_CASE("compressor: a head that others emptied or set back is refused until i
       const kvmeld::queries q(next.queries(0, 0, next.tokens), next.tokens, layer_spec);
       CHECK_THROWS_WITH(meld.prompt(of, q), refused);
       CHECK_THROWS_WITH(meld.compress(of), refused);
-      if (example.policy.supports_decode()) {
+      if (kvmeld::declared(example.policy).supports_decode()) {
         const auto x = normal(kv_heads_of * group * dim), k = normal(kv_heads_of * dim);
         std::vector<float> out(x.size());
         CHECK_THROWS_WITH(meld.step(of, {x, k, k}, out), refused);
@@ -194,7 +198,8 @@ TEST_CASE("compressor: tokens are taken back by drafts, not by lengths once slot
   for (const char* name : {"streaming_llm", "h2o", "zsmerge"}) {
     CAPTURE(name);
     model_cache kv(21);
-    kvmeld::compressor meld(kv, kvmeld::make_policy(name), budget{.slots = 20});
+    kvmeld::compressor meld(kv, kvmeld::make_policy<kvmeld::any_policy_or_peer>(name),
+                            budget{.slots = 20});
     const auto heads = model_cache::of(0, 0);
     std::vector<float> out(static_cast<std::size_t>(kv_heads_of * group * dim));
     const auto step = [&] {

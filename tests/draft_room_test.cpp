@@ -35,7 +35,7 @@ TEST_CASE("draft_room: so many drafted tokens have the outputs of steps, of ever
   constexpr index_t width = kv_heads_of * group * dim, capacity = 64;
   int within = 0, beyond = 0;
   for (const fixtures::example& e : fixtures::every_policy()) {
-    if (!kvmeld::traits::supports_decode(e.policy)) {
+    if (!kvmeld::declared(e.policy).supports_decode()) {
       continue;
     }
     for (const budget& limit : {budget{.slots = 40}, budget{.slots = 40, .trigger = 46},

@@ -12,7 +12,7 @@ using fixtures::bad_floats;
 using fixtures::cache;
 using fixtures::decode;
 using fixtures::first_ones;
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::budget;
 using kvmeld::index_t;
 using kvmeld::merge_plan;
@@ -42,7 +42,7 @@ TEST_CASE("budgets that do not fit are refused by every policy", "[errors]") {
     decode d(p);
     d.refuses_budget(name_of(p) + ": expected a budget of at least 1 slot, got 0", budget{0});
     d.refuses_budget("at least 1 slot, got -7", budget{-7});
-    const index_t least = kvmeld::traits::min_budget(p);
+    const index_t least = kvmeld::declared(p).min_budget();
     if (least > 1) {
       d.refuses_budget("a budget of at least " + std::to_string(least), budget{least - 1});
       d.refuses_budget("got " + std::to_string(least - 1), budget{least - 1});
@@ -117,7 +117,7 @@ TEST_CASE("no policy goes on with another's state, however alike they are laid o
     }
   }
   decode d(any_policy(kvmeld::h2o{}));
-  d.state[0] = kvmeld::head_state(d.policy.slot_stats(), 0, d.capacity);
+  d.state[0] = kvmeld::head_state(kvmeld::declared(d.policy).slot_stats(), 0, d.capacity);
   d.refuses("h2o: expected a state for h2o, got one for no policy",
             [&] { d.compress_with(budget{12}); });
   d.state =
@@ -135,14 +135,14 @@ TEST_CASE("parameters out of range are refused, and so is protecting more than t
     d.refuses_budget(message, budget{12});
   };
   using kvmeld::h2o, kvmeld::snapkv, kvmeld::streaming_llm, kvmeld::zsmerge;
-  refused("sinks, got -1", streaming_llm{.sinks = -1});
-  refused("sinks, got -1", h2o{.sinks = -1});
-  refused("sinks, got -1", zsmerge{.sinks = -1});
+  refused("sinks in [0, 16777216], got -1", streaming_llm{.sinks = -1});
+  refused("sinks in [0, 16777216], got -1", h2o{.sinks = -1});
+  refused("sinks in [0, 16777216], got -1", zsmerge{.sinks = -1});
   for (const float share : {-0.1F, 1.0F, bad_floats[0], bad_floats[1]}) {
     refused("", h2o{.recent = share});
     refused("", zsmerge{.proximity = share});
   }
-  refused(" queries in the window, got 0", snapkv{.window = 0});
+  refused("window in [1, 16777216], got 0", snapkv{.window = 0});
   refused("expected an odd kernel, got 4", snapkv{.window = 4, .kernel = 4});
   refused("expected an odd kernel, got -1", snapkv{.window = 4, .kernel = -1});
   refused("expected a finite alpha of at least 0, got -1", zsmerge{.alpha = -1});

@@ -12,7 +12,7 @@ namespace error_test {
 
 using fixtures::cache;
 using fixtures::normal;
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::budget;
 using kvmeld::errc;
 using kvmeld::index_t;

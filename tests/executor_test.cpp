@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "support/typed_cache.hpp"
 
 namespace executor_test {
@@ -71,7 +71,8 @@ std::vector<float> normal(std::size_t n, unsigned seed) {
 /// out, and what is left. A thread reads a prompt, steps, drafts, and puts its request away and
 /// back.
 template <class Cache>
-std::vector<std::vector<float>> served(Cache& kv, const kvmeld::any_policy& policy, bool threaded) {
+std::vector<std::vector<float>> served(Cache& kv, const kvmeld::any_policy_or_peer& policy,
+                                       bool threaded) {
   constexpr index_t tokens = 48, steps = 10, drafted = 3;
   const index_t heads = kv.kv_heads(), group = kv.spec().group, dim = kv.spec().key_dim;
   const std::size_t query = static_cast<std::size_t>(heads * group * dim),
@@ -88,7 +89,7 @@ std::vector<std::vector<float>> served(Cache& kv, const kvmeld::any_policy& poli
       meld.prompt(kv.heads(l, r), kvmeld::queries(q, tokens, kv.spec()));
     }
     meld.end_prompt(r);
-    for (index_t t = 0; t < steps && policy.supports_decode(); ++t) {
+    for (index_t t = 0; t < steps && kvmeld::declared(policy).supports_decode(); ++t) {
       for (index_t l = 0; l < kv.layers(); ++l) {
         const bool last = t == steps - 1;
         const std::size_t n = last ? drafted : 1;
@@ -102,7 +103,7 @@ std::vector<std::vector<float>> served(Cache& kv, const kvmeld::any_policy& poli
         out.insert(out.end(), rows.begin(), rows.end());
       }
     }
-    meld.accept(r, policy.supports_decode() ? 2 : 0);
+    meld.accept(r, kvmeld::declared(policy).supports_decode() ? 2 : 0);
     std::stringstream file;
     meld.save(file, r), meld.clear(r), meld.load(file, r);
     for (index_t l = 0; l < kv.layers(); ++l) {
@@ -126,7 +127,7 @@ std::vector<std::vector<float>> served(Cache& kv, const kvmeld::any_policy& poli
 }
 
 /// A prompt of 160 tokens, compressed and decoded on: all that comes out, and all that is left.
-std::vector<float> run(const kvmeld::any_policy& policy, const any_executor& on) {
+std::vector<float> run(const kvmeld::any_policy_or_peer& policy, const any_executor& on) {
   constexpr index_t heads = 5, group = 2, dim = 16, tokens = 160, steps = 24;
   constexpr std::size_t row = heads * dim;
   fixtures::cache<float> kv{
@@ -142,7 +143,7 @@ std::vector<float> run(const kvmeld::any_policy& policy, const any_executor& on)
   meld.prompt(all_heads, kvmeld::queries(q, tokens, kv.spec()), on);
   meld.end_prompt(0, on);
   std::vector<float> all, out(row * group);
-  for (std::size_t t = 0; t < steps && policy.supports_decode(); ++t) {
+  for (std::size_t t = 0; t < steps && kvmeld::declared(policy).supports_decode(); ++t) {
     meld.step(all_heads,
               {std::span(q).subspan(t * row * group, row * group),
                std::span(k).subspan(t * row, row), std::span(v).subspan(t * row, row)},
@@ -166,7 +167,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 TEST_CASE("any number of threads gives the same bits", "[executor]") {
-  for (const kvmeld::any_policy& policy : kvmeld::any_policy::every()) {
+  for (const kvmeld::any_policy_or_peer& policy : kvmeld::any_policy_or_peer::every()) {
     const auto expected = run(policy, any_executor(kvmeld::serial{}));
     for (const index_t count : {1, 2, 3, 8}) {
       CAPTURE(policy.name(), count);
@@ -181,7 +182,7 @@ TEST_CASE("any number of threads gives the same bits", "[executor]") {
 TEST_CASE("requests that have a thread each give one thread's bits", "[executor]") {
   const kvmeld::attention_spec spec{.kv_heads = 2, .group = 2, .key_dim = 8};
   constexpr index_t layers = 2, requests = 3, slots = 8, pages = 8;
-  for (const kvmeld::any_policy& policy : kvmeld::any_policy::every()) {
+  for (const kvmeld::any_policy_or_peer& policy : kvmeld::any_policy_or_peer::every()) {
     CAPTURE(policy.name());
     const auto run = [&](bool threaded) {
       kvmeld::cache kv(spec, {.layers = layers, .requests = requests, .capacity = slots * pages});

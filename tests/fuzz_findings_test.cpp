@@ -52,7 +52,9 @@ TEST_CASE("fuzz: finite numbers break no plan while their products are finite", 
         CHECK_NOTHROW(
             kvmeld::compress(p, kv.head(0), state[0], state.workspace(), b, queries.view()));
         std::vector<float> out(group * dim);
-        for (index_t t = 0; t < steps && p.supports_decode() && p.evicts(); ++t) {
+        for (index_t t = 0;
+             t < steps && kvmeld::declared(p).supports_decode() && kvmeld::declared(p).evicts();
+             ++t) {
           const auto q = fixtures::normal(group * dim), k = token(t);
           REQUIRE_NOTHROW(kvmeld::step(p, kv.head(0), state[0], state.workspace(), q.data(),
                                        k.data(), k.data(), b, out.data()));

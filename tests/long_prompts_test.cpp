@@ -17,7 +17,7 @@ TEST_CASE("every policy compresses a prompt while it comes, within a budget and 
           "[compressor]") {
   constexpr index_t slots = 48, chunk = 64, chunks = 8;
   for (const fixtures::example& e : fixtures::every_policy()) {
-    if (!kvmeld::traits::evicts(e.policy)) {
+    if (!kvmeld::declared(e.policy).evicts()) {
       continue;
     }
     CAPTURE(e.name);
@@ -45,7 +45,7 @@ TEST_CASE("every policy compresses a prompt while it comes, within a budget and 
         }
       }
     }
-    if (kvmeld::traits::supports_decode(e.policy)) {
+    if (kvmeld::declared(e.policy).supports_decode()) {
       const auto q = normal(kv_heads_of * group * dim), k = normal(kv_heads_of * dim);
       std::vector<float> out(q.size());
       meld.step(model_cache::of(0, 0), {q, k, k}, out);
@@ -74,7 +74,7 @@ TEST_CASE("every policy that shares slots reads a prompt longer than its cache c
   constexpr index_t slots = 24, capacity = 96, slack = 3;
   int longer = 0;
   for (const fixtures::example& e : fixtures::every_policy()) {
-    if (!kvmeld::traits::evicts(e.policy) || !kvmeld::traits::shares(e.policy)) {
+    if (!kvmeld::declared(e.policy).evicts() || !kvmeld::declared(e.policy).shares()) {
       continue;
     }
     for (const index_t chunk : {48, 31}) {
@@ -100,7 +100,7 @@ TEST_CASE("every policy that shares slots reads a prompt longer than its cache c
           }
           CHECK(held <= 4 * slots);
         }
-        if (kvmeld::traits::supports_decode(e.policy)) {
+        if (kvmeld::declared(e.policy).supports_decode()) {
           const auto q = normal(kv_heads_of * group * dim), k = normal(kv_heads_of * dim);
           std::vector<float> out(q.size());
           for (index_t step = 0; step < 2 * slack; ++step) {
@@ -144,7 +144,8 @@ TEST_CASE("a shared budget's cap holds, and what a head cannot take goes to the 
 }
 
 /// Slots of the heads of request 0 after a prompt that was read `chunk` tokens at a time.
-std::vector<index_t> divided(const kvmeld::any_policy& p, const prompt_rows& x, index_t chunk) {
+std::vector<index_t> divided(const kvmeld::any_policy_or_peer& p, const prompt_rows& x,
+                             index_t chunk) {
   model_cache kv(x.tokens + 1);
   kvmeld::compressor meld(kv, p, kvmeld::budget::shared(48));
   for (index_t first = 0; first < x.tokens; first += chunk) {
@@ -167,7 +168,7 @@ TEST_CASE("a shared budget is divided alike whatever chunks a prompt comes in, b
   }
   int uneven = 0;
   for (const fixtures::example& e : fixtures::every_policy()) {
-    if (!kvmeld::traits::evicts(e.policy) || !kvmeld::traits::shares(e.policy)) {
+    if (!kvmeld::declared(e.policy).evicts() || !kvmeld::declared(e.policy).shares()) {
       continue;
     }
     CAPTURE(e.name);

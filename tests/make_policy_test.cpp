@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: MIT
 // Policies from text: names, parameters, and what is refused.
-#include "kvmeld/make_policy.hpp"
-
 #include <catch2/catch.hpp>
+#include <cmath>
+#include <limits>
 #include <locale>
 #include <set>
 
+#include "kvmeld/peers.hpp"
 #include "support/policies.hpp"
 
 namespace make_policy_test {
 
-using kvmeld::any_policy;
-using kvmeld::make_policy;
+using any_policy = kvmeld::any_policy_or_peer;
+using kvmeld::set_option;
+
+any_policy make_policy(std::string_view text) { return kvmeld::make_policy<any_policy>(text); }
 
 /// The policy inside, which is a `P`.
 template <class P>
@@ -48,33 +51,68 @@ TEST_CASE("a policy is made of its name and the parameters that are given", "[ma
 TEST_CASE("what folds is made of its scorer's name and parameters", "[make_policy]") {
   const auto p = inside<kvmeld::any_massfold>(make_policy("tova+massfold:sinks=2"));
   CHECK(p.name() == "tova+massfold");
-  CHECK(p.min_budget() == 3);
+  CHECK(kvmeld::declared(p).min_budget() == 3);
   CHECK(inside<kvmeld::any_massfold>(make_policy("kvzip+massfold")).name() == "kvzip+massfold");
   CHECK(kvmeld::massfold{kvmeld::h2o{}}.name() == "h2o+massfold");
-  refuses("kvzip+massfold, got 'key_diff+massfold'", "key_diff+massfold");
-  refuses("tova+massfold: expected one of sinks, got 'window'", "tova+massfold:window=3");
+  refuses("dropkv+massfold, got 'key_diff+massfold'", "key_diff+massfold");
+  refuses("tova+massfold: expected one of sinks, combine, got 'window'", "tova+massfold:window=3");
 }
 
-TEST_CASE("every policy is found by its name, and each of its parameters by its own",
-          "[make_policy]") {
+TEST_CASE("every policy is found by its name, and is what its text says", "[make_policy]") {
   for (const any_policy& p : any_policy::every()) {
+    CAPTURE(p.name());
     CHECK(make_policy(p.name()).name() == p.name());
-    p.visit([&](const auto& one) {
-      if constexpr (requires { one.parameters(one, [](const char*, auto&) {}); }) {
-        std::set<std::string> names;
-        std::set<const void*> members;
-        one.parameters(one, [&](const char* name, const auto& member) {
-          INFO(p.name() << ": " << name);
-          CHECK(names.insert(name).second);
-          CHECK(members.insert(&member).second);
-          const auto text = std::string(p.name()) + ":" + name + "=" +
-                            std::to_string(static_cast<double>(member));
-          CHECK_NOTHROW(make_policy(text));  // what it is by default
-        });
-        CHECK_FALSE(names.empty());
-      }
+    CHECK(kvmeld::text(p) == p.name());
+    std::set<std::string_view> names;
+    std::set<const void*> members;
+    each_option(p, [&](const auto& option, const auto& owner) {
+      CAPTURE(option.name);
+      const auto& member = option.member(owner);
+      CHECK(names.insert(option.name).second);
+      CHECK(members.insert(&member).second);
+      CHECK_FALSE(option.meaning.empty());
+      const auto set = [&](double x) {
+        return std::string(p.name()) + ":" + std::string(option.name) + "=" +
+               kvmeld::detail::number_text(x);
+      };
+      CHECK_NOTHROW(make_policy(set(static_cast<double>(member))));  // what it is by default
+      const auto refused = [&](const kvmeld::bound& end, double beyond) {
+        if (std::isfinite(end.value)) {
+          refuses(": expected " + std::string(option.name) + " in " + option.range() + ", got ",
+                  set(end.open ? end.value : beyond));
+        }
+      };
+      refused(option.low, option.low.value - 1);
+      refused(option.high, 2 * option.high.value + 1);
     });
   }
+}
+
+TEST_CASE("text says what is not as by default, and is read again", "[make_policy]") {
+  const kvmeld::h2o p{.recent = 0.1F, .combine = kvmeld::group_combine::max};
+  CHECK(kvmeld::text(p) == "h2o:recent=0.1,combine=2");
+  CHECK(kvmeld::declared(inside<kvmeld::h2o>(make_policy(kvmeld::text(p)))) == kvmeld::declared(p));
+  CHECK_FALSE(kvmeld::declared(kvmeld::h2o{}) == kvmeld::declared(p));
+  const any_policy folds = make_policy("tova+massfold:sinks=2");
+  CHECK(kvmeld::text(folds) == "tova+massfold:sinks=2");
+  CHECK(kvmeld::text(make_policy("fold:fade=3.5,queries=0")) == "fold:queries=0,fade=3.5");
+  CHECK(kvmeld::text(make_policy("random:seed=9007199254740992")) ==
+        "random:seed=9007199254740992");
+}
+
+TEST_CASE("NaN, infinity and what is negative are refused in C++ too", "[make_policy][errors]") {
+  using kvmeld::validate;
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN(),
+                  inf = std::numeric_limits<float>::infinity();
+  CHECK_THROWS_WITH(validate(kvmeld::h2o{.recent = nan}),
+                    "kvmeld: h2o: expected recent in [0, 1), got nan");
+  CHECK_THROWS_WITH(validate(kvmeld::keepkv{.epsilon = inf}),
+                    "kvmeld: keepkv: expected epsilon in (0, inf), got inf");
+  CHECK_THROWS_WITH(validate(kvmeld::attention_matching{.drop = -inf}),
+                    "kvmeld: attention_matching: expected drop in (-inf, inf), got -inf");
+  CHECK_THROWS_WITH(validate(kvmeld::cam{.seed = static_cast<std::uint64_t>(-1)}),
+                    Catch::Contains("cam: expected seed in [0, 9007199254740992], got 1"));
+  refuses("random: expected seed in [0, 9007199254740992], got -1", "random:seed=-1");
 }
 
 TEST_CASE("numbers are decimal, whatever the locale", "[make_policy]") {
@@ -109,28 +147,27 @@ TEST_CASE("numbers are decimal, whatever the locale", "[make_policy]") {
 TEST_CASE("names and values that no policy has are refused with those that there are",
           "[make_policy][errors]") {
   refuses("make_policy: expected one of full_cache, streaming_llm, h2o,", "h3o");
-  refuses("snapkv+massfold, dropkv+massfold, h2o+massfold, tova+massfold, kvzip+massfold, got",
+  refuses("snapkv+massfold, h2o+massfold, tova+massfold, kvzip+massfold, attention_matching,",
           "roco+massfold");
   refuses(", got 'h3o'", "h3o:sinks=1");
   refuses(", got ''", "");
-  refuses("h2o: expected one of recent, sinks, got 'sink'", "h2o:sink=3");
-  refuses("full_cache: expected no parameters, got 'sinks'", "full_cache:sinks=1");
+  refuses("h2o: expected one of recent, sinks, combine, got 'sink'", "h2o:sink=3");
+  refuses("full_cache: expected no options, got 'sinks'", "full_cache:sinks=1");
   for (const char* text : {"h2o:sinks", "h2o:sinks=", "h2o:sinks=4x", "h2o:sinks=nan",
                            "h2o:sinks= 4", "h2o:recent=inf"}) {
-    refuses("h2o: expected parameter=number, got '" + std::string(text).substr(4) + "'", text);
+    refuses("h2o: expected option=number, got '" + std::string(text).substr(4) + "'", text);
   }
   refuses("h2o: expected a whole number, got 'sinks=1.5'", "h2o:sinks=1.5");
-  refuses("h2o: expected a whole number, got 'sinks=1e10'", "h2o:sinks=1e10");
-  refuses("keepkv: expected 0 or 1, got 'variant=2'", "keepkv:variant=2");
-  refuses("kvmerger: expected 0 or 1, got 'gaps_break=-1'", "kvmerger:gaps_break=-1");
+  refuses("h2o: expected sinks in [0, 16777216], got 1e+10", "h2o:sinks=1e10");
+  refuses("keepkv: expected variant in [0, 1], got 2", "keepkv:variant=2");
+  refuses("kvmerger: expected gaps_break in [0, 1], got -1", "kvmerger:gaps_break=-1");
   refuses("h2o: ", "h2o:recent=1.5");
-  refuses("sinks, got -1", "h2o:recent=0.25,sinks=-1");
-  refuses("random: expected a number of at least 0, got 'seed=-1'", "random:seed=-1");
+  refuses("sinks in [0, 16777216], got -1", "h2o:recent=0.25,sinks=-1");
   any_policy p(kvmeld::h2o{});
-  CHECK_THROWS(set_parameter(p, "sinks=-1"));
+  CHECK_THROWS(set_option(p, "sinks=-1"));
   CHECK(inside<kvmeld::h2o>(p).sinks == kvmeld::h2o{}.sinks);
   kvmeld::h2o own;
-  set_parameter(own, "sinks=7");
+  set_option(own, "sinks=7");
   CHECK(own.sinks == 7);
 }
 

@@ -18,7 +18,7 @@ constexpr index_t group = 2, dim = 8;
 
 /// One head under a policy.
 struct one {
-  kvmeld::any_policy policy;
+  kvmeld::any_policy_or_peer policy;
   fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 60}};
   fixtures::state state = fixtures::make_state(policy, kv);
 
@@ -64,7 +64,7 @@ TEST_CASE("an attention without what the policy needs is refused, and nothing wa
     INFO(example.name);
     one head{example.policy};
     std::vector<float> out(group * dim);
-    for (int t = 0; t < 40 && head.policy.supports_decode();
+    for (int t = 0; t < 40 && kvmeld::declared(head.policy).supports_decode();
          ++t) {  // ems shares entries from here on
       step(head.policy, head.kv, head.state, {normal(group * dim), normal(dim), normal(dim)},
            budget{30}, out);
@@ -77,7 +77,7 @@ TEST_CASE("an attention without what the policy needs is refused, and nothing wa
       });
     };
     const auto need = expected.contains(example.name) ? expected.at(example.name) : needs{};
-    const bool measures = head.policy.uses_attention();
+    const bool measures = kvmeld::declared(head.policy).uses_attention();
     CHECK(refuses({.probabilities = a, .log_sum_exp = lse}, "query") == (measures && need.query));
     if (need.log_sum_exp) {
       CHECK(refuses({.probabilities = a, .query = q.data()}, "log-sum-exp"));
@@ -95,7 +95,8 @@ TEST_CASE("queries that are refused were not observed, and compress knows", "[ob
     one head{example.policy};
     head.append(50);
     const auto& p = example.policy;
-    const bool takes = p.uses_attention() || p.prompt_use().needs_queries();
+    const bool takes =
+        kvmeld::declared(p).uses_attention() || kvmeld::declared(p).prompt_use().needs_queries();
     CHECK(head.refuses("got null", [&] {
       observe(p, head.kv.head(0), head.state[0], kvmeld::query_view<float>{nullptr, 4});
     }) == takes);

@@ -68,7 +68,7 @@ TEST_CASE("pins: no policy evicts or merges a pinned token, whose bits stay, wit
           "[compressor]") {
   int laws = 0;
   for (const fixtures::example& e : fixtures::every_policy()) {
-    if (!kvmeld::traits::evicts(e.policy)) {
+    if (!kvmeld::declared(e.policy).evicts()) {
       continue;
     }
     for (const budget& limit :
@@ -86,7 +86,7 @@ TEST_CASE("pins: no policy evicts or merges a pinned token, whose bits stay, wit
         model_cache kv(capacity);
         kvmeld::compressor meld(kv, e.policy, limit);
         const prompt_rows x(tokens);
-        if (!kvmeld::traits::supports(e.policy).seals) {
+        if (!kvmeld::declared(e.policy).supports().seals) {
           CHECK_THROWS_WITH(meld.pin(0, 0, 4), Contains("pin: ") && Contains(" expected a policy"));
           continue;
         }
@@ -120,7 +120,7 @@ TEST_CASE("pins: no policy evicts or merges a pinned token, whose bits stay, wit
           ++laws;
         };
         check();
-        for (int i = 0; i < 30 && kvmeld::traits::supports_decode(e.policy); ++i) {
+        for (int i = 0; i < 30 && kvmeld::declared(e.policy).supports_decode(); ++i) {
           step(meld, kv, 0);
           check();
         }

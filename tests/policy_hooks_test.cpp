@@ -13,8 +13,7 @@ using kvmeld::merge_plan;
 using kvmeld::observation;
 using kvmeld::query_view;
 using kvmeld::slot_scratch;
-using hook = kvmeld::detail::hook_names;
-using kvmeld::detail::misdeclared;
+using kvmeld::detail::well_declared;
 
 struct least {
   static constexpr std::string_view name() { return "least"; }
@@ -76,38 +75,42 @@ struct supports_by : least {
 struct supports_what : least {
   static constexpr bool supports = true;
 };
-struct supports_little : least {
-  static constexpr kvmeld::attention_support supports{.sinks = false};
+struct shares_what : least {
+  static constexpr bool shares = true;
+};
+struct old_columns : least {
+  static constexpr int columns = 3;
 };
 struct closed final : least {};
 
-static_assert(misdeclared<least>() == nullptr);
-static_assert(misdeclared<closed>() == nullptr);
-static_assert(misdeclared<one_scalar>() == nullptr);
-static_assert(misdeclared<not_const>() == &hook::observe);
-static_assert(misdeclared<half_const>() == &hook::observe);
-static_assert(misdeclared<other_argument>() == &hook::observe);
-static_assert(misdeclared<wrong_columns>() == &hook::slot_stats);
-static_assert(misdeclared<wrong_memory>() == &hook::memory);
-static_assert(misdeclared<budget_of>() == &hook::min_budget);
-static_assert(misdeclared<batch>() == &hook::eviction_batch);
-static_assert(misdeclared<validates>() == &hook::validate);
-static_assert(misdeclared<combines>() == &hook::combine);
-static_assert(misdeclared<plans>() == &hook::plan);
-static_assert(misdeclared<guards>() == &hook::protects);
-static_assert(misdeclared<updates>() == &hook::update_memory);
-static_assert(misdeclared<ends_compress>() == &hook::after_compress);
-static_assert(misdeclared<masses>() == &hook::mass);
-static_assert(misdeclared<supports_by>() == &hook::supports);
-static_assert(misdeclared<supports_what>() == &hook::supports);
-static_assert(misdeclared<supports_little>() == nullptr);
-static_assert(misdeclared<kvmeld::any_policy>() == nullptr);
+static_assert(well_declared<least>());
+static_assert(well_declared<closed>());
+static_assert(well_declared<one_scalar>());
+static_assert(!well_declared<not_const>());
+static_assert(!well_declared<half_const>());
+static_assert(!well_declared<other_argument>());
+static_assert(!well_declared<wrong_columns>());
+static_assert(!well_declared<wrong_memory>());
+static_assert(!well_declared<budget_of>());
+static_assert(!well_declared<batch>());
+static_assert(!well_declared<validates>());
+static_assert(!well_declared<combines>());
+static_assert(!well_declared<plans>());
+static_assert(!well_declared<guards>());
+static_assert(!well_declared<updates>());
+static_assert(!well_declared<ends_compress>());
+static_assert(!well_declared<masses>());
+static_assert(!well_declared<supports_by>());
+static_assert(!well_declared<supports_what>());
+static_assert(!well_declared<shares_what>());
+static_assert(!well_declared<old_columns>());
+static_assert(well_declared<kvmeld::any_policy_or_peer>());
 
 TEST_CASE("every policy's hooks are called", "[policy]") {
   for (const auto& example : fixtures::every_policy()) {
     INFO(example.name);
     example.policy.visit(
-        [](const auto& p) { CHECK(misdeclared<std::remove_cvref_t<decltype(p)>>() == nullptr); });
+        [](const auto& p) { CHECK(well_declared<std::remove_cvref_t<decltype(p)>>()); });
   }
 }
 

@@ -7,7 +7,7 @@
 #include <cstdint>  // std::uint32_t
 #include <vector>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "oracle/budgets.hpp"
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
@@ -16,7 +16,7 @@ namespace prompt_by_hand_test {
 
 using fixtures::index_t;
 using fixtures::normal;
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::budget;
 
 constexpr index_t layers = 2, tokens = 90, slots = 48;
@@ -109,7 +109,8 @@ TEST_CASE("one head: a prompt by hand is a compressor's, for every policy") {
 TEST_CASE("one head: slots that heads share are divided by hand as a compressor divides them") {
   for (const char* name : {"fold", "h2o", "snapkv:window=8", "kvmerger"}) {
     CAPTURE(name);
-    const auto own = kvmeld::make_policy(name), p = kvmeld::for_shared(own, slots);
+    const auto own = kvmeld::make_policy<kvmeld::any_policy_or_peer>(name),
+               p = kvmeld::for_shared(own, slots);
     compare(own, p, budget::shared(slots), [&](kvmeld::cache& kv, auto& states) {
       const auto shared = kvmeld::shared_slots::of(p);
       std::vector<std::vector<float>> scores;
@@ -135,7 +136,8 @@ TEST_CASE("one head: heads of a layer that share by layer have equal slots, by c
   int uneven = 0;
   for (const char* name : {"fold", "h2o", "snapkv:window=8"}) {
     CAPTURE(name);
-    const auto own = kvmeld::make_policy(name), p = kvmeld::for_shared(own, slots);
+    const auto own = kvmeld::make_policy<kvmeld::any_policy_or_peer>(name),
+               p = kvmeld::for_shared(own, slots);
     compare(own, p, budget::shared_by_layer(slots), [&](kvmeld::cache& kv, auto& states) {
       const auto shared = kvmeld::shared_slots::of(p);
       std::vector<oracle::mat> scores(layers);
@@ -161,8 +163,9 @@ TEST_CASE("one head: heads of a layer that share by layer have equal slots, by c
 TEST_CASE("one head: what cannot be shared or compressed is refused by name") {
   using Catch::Contains;
   for (const char* name : {"streaming_llm", "full_cache", "cam"}) {
-    CHECK_THROWS_WITH(kvmeld::for_shared(kvmeld::make_policy(name), slots),
-                      Contains(std::string(name) + ": expected a policy with a score per slot"));
+    CHECK_THROWS_WITH(
+        kvmeld::for_shared(kvmeld::make_policy<kvmeld::any_policy_or_peer>(name), slots),
+        Contains(std::string(name) + ": expected a policy with a score per slot"));
   }
   CHECK_THROWS_WITH(kvmeld::for_shared(kvmeld::fold{}, 3), Contains("slots to share, got 3"));
   two_caches x;

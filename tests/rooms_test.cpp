@@ -45,7 +45,7 @@ struct house {
 };
 
 const house host{"kvmeld/",
-                 {"detail", "memory", "score", "search", "merge", "policies", "compress"},
+                 {"detail", "memory", "score", "search", "merge", "policies", "peers", "compress"},
                  {"config.hpp", "error.hpp", "budget.hpp", "executor.hpp"}};
 
 const house device{

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "kvmeld/compressor.hpp"
+#include "kvmeld/peers/roco.hpp"
 #include "kvmeld/policies/fold.hpp"
 #include "kvmeld/policies/h2o.hpp"
 #include "kvmeld/policies/kvzip.hpp"
-#include "kvmeld/policies/roco.hpp"
 #include "kvmeld/policies/snapkv.hpp"
 #include "kvmeld/policies/tova.hpp"
 #include "oracle/budgets.hpp"
@@ -251,7 +251,7 @@ void check_only_head(const P& p) {
   }
   own.end_prompt(0), alike.end_prompt(0);
   std::vector<float> out(group * dim), same(out);
-  for (index_t step = 0; step < 10 && kvmeld::traits::supports_decode(p); ++step) {
+  for (index_t step = 0; step < 10 && kvmeld::declared(p).supports_decode(); ++step) {
     const auto q = normal(group * dim), k = normal(dim), v = normal(dim);
     own.step(a.heads(step % 2, 0), {q, k, v}, out);
     alike.step(b.heads(step % 2, 0), {q, k, v}, same);

@@ -60,9 +60,9 @@ TEST_CASE("a score and what is protected are a policy", "[policy]") {
     CHECK(positions(kv.head(0)) == std::vector<index_t>{0, 4, 5, 7, 8, 9});
   }
   SECTION("the least budget is one more than what is protected") {
-    CHECK(kvmeld::traits::min_budget(by_position()) == 3);
-    CHECK(kvmeld::traits::min_budget(custom::lowest_norm{.recent = 7}) == 8);
-    CHECK_FALSE(kvmeld::traits::accepts(custom::lowest_norm{.recent = 7}, 7));
+    CHECK(kvmeld::declared(by_position()).min_budget() == 3);
+    CHECK(kvmeld::declared(custom::lowest_norm{.recent = 7}).min_budget() == 8);
+    CHECK_FALSE(kvmeld::declared(custom::lowest_norm{.recent = 7}).accepts(7));
     kvmeld::cache kv = keys_of({1, 2, 3});
     CHECK_THROWS_WITH(
         kvmeld::compressor(kv, custom::lowest_norm{.recent = 7}, kvmeld::budget{.slots = 7}),

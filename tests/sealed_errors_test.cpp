@@ -11,7 +11,7 @@
 namespace sealed_errors_test {
 
 using namespace shared_prefix;
-using compressor = kvmeld::compressor<kvmeld::any_policy>;
+using compressor = kvmeld::compressor<kvmeld::any_policy_or_peer>;
 
 TEST_CASE("a seal that cannot be is refused, and nothing changes", "[seal][errors]") {
   engine e(true, kvmeld::tova{.sinks = 1}, {.slots = 20});

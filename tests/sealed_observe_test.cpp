@@ -33,9 +33,10 @@ TEST_CASE("an engine's own attention over all slots is observed as within those 
   const auto spec = with_terms();
   for (const char* name : {"h2o", "keepkv", "roco", "fold", "scissorhands", "zsmerge"}) {
     CAPTURE(name);
-    pair p(kvmeld::make_policy(name), {.slots = slots}, spec);
+    pair p(kvmeld::make_policy<kvmeld::any_policy_or_peer>(name), {.slots = slots}, spec);
     kvmeld::cache kv(spec, {.layers = layers_of, .capacity = capacity});
-    compressor observed(kv, kvmeld::make_policy(name), budget{.slots = slots});
+    compressor observed(kv, kvmeld::make_policy<kvmeld::any_policy_or_peer>(name),
+                        budget{.slots = slots});
     const auto q = queries_of(question), k = rows_of(question), v = rows_of(question);
     for (index_t h = 0; h < kv.heads(); ++h) {
       for (index_t s = 0; s < prefix; ++s) {

@@ -40,7 +40,7 @@ TEST_CASE("requests on one sealed prefix are what they are on pages of their own
   for (const char* const name : names) {
     for (const bool compressed : {false, true}) {
       CAPTURE(name, compressed);
-      const auto policy = kvmeld::make_policy(name);
+      const auto policy = kvmeld::make_policy<kvmeld::any_policy_or_peer>(name);
       const budget b{.slots = 20};
       engine all(true, policy, b), each(false, policy, b);
       const auto both = [&](auto call) { call(all), call(each); };

@@ -40,7 +40,7 @@ TEST_CASE("behind a seal every policy does what it does on a head of its own", "
     pair p(e.policy, b, spec, type);
     p.prompt(question), p.check();
     CHECK(p.kv.head(0).length() <= prefix + question);
-    if (!kvmeld::traits::supports_decode(e.policy)) {
+    if (!kvmeld::declared(e.policy).supports_decode()) {
       continue;
     }
     for (index_t t = 0; t < 30; ++t) {
@@ -65,7 +65,8 @@ TEST_CASE("queries of sealed tokens are refused", "[seal][errors]") {
 TEST_CASE("fold counts the tokens behind a seal alone", "[seal][fold]") {
   auto spec = layer_spec;
   spec.rope = {};
-  const kvmeld::any_policy policy = kvmeld::make_policy("fold:sinks=0");
+  const kvmeld::any_policy_or_peer policy =
+      kvmeld::make_policy<kvmeld::any_policy_or_peer>("fold:sinks=0");
   std::vector<floats> kept;
   for (const index_t sealed : {0, prefix, 10 * prefix}) {
     kvmeld::cache kv(spec, {.layers = layers_of, .capacity = 10 * prefix + capacity});

@@ -13,7 +13,7 @@ using fixtures::index_t;
 using fixtures::saved;
 using fixtures::small;
 using fixtures::words;
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 
 /// One head with one token and what snapkv keeps of it.
 struct tiny {

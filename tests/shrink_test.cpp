@@ -11,7 +11,7 @@ namespace shrink_test {
 using fixtures::example;
 using fixtures::refuses;
 using fixtures::text;
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::budget;
 using kvmeld::errc;
 using kvmeld::index_t;
@@ -27,7 +27,7 @@ struct model {
   kvmeld::compressor<any_policy> meld;
 
   model(const any_policy& p, const text& of)
-      : x(of), meld(kv, p, budget{std::max(slots, p.min_budget())}) {
+      : x(of), meld(kv, p, budget{std::max(slots, kvmeld::declared(p).min_budget())}) {
     const auto heads = kv.heads(0, 1);
     kv.append(heads, x.at(x.k, 0, x.dim, x.tokens), x.at(x.v, 0, x.dim, x.tokens), x.tokens);
     meld.prompt(heads,
@@ -36,7 +36,8 @@ struct model {
   /// The outputs of its steps, and what the head holds then.
   std::vector<float> decode() {
     std::vector<float> all, out(x.group * x.dim);
-    for (index_t t = x.tokens; t < x.tokens + x.steps && meld.policy_of(1).supports_decode(); ++t) {
+    for (index_t t = x.tokens;
+         t < x.tokens + x.steps && kvmeld::declared(meld.policy_of(1)).supports_decode(); ++t) {
       meld.step(kv.heads(0, 1),
                 {x.at(x.q, t, x.group * x.dim), x.at(x.k, t, x.dim), x.at(x.v, t, x.dim)}, out);
       all.insert(all.end(), out.begin(), out.end());
@@ -55,10 +56,11 @@ TEST_CASE("a cache that was shrunk with its compressor goes on as it was", "[reu
     refuses(errc::invalid_argument, "shrink: expected end_prompt first",
             [&] { small.kv.shrink(small.meld, 90); });
     whole.meld.end_prompt(1), small.meld.end_prompt(1);
-    const bool bounded = e.policy.evicts();
-    const index_t least = bounded ? std::max(model::slots, e.policy.min_budget()) +
-                                        (e.policy.supports_decode() ? 1 : 0)
-                                  : text::tokens;
+    const bool bounded = kvmeld::declared(e.policy).evicts();
+    const index_t least = bounded
+                              ? std::max(model::slots, kvmeld::declared(e.policy).min_budget()) +
+                                    (kvmeld::declared(e.policy).supports_decode() ? 1 : 0)
+                              : text::tokens;
     refuses(errc::no_capacity,
             "shrink: expected a capacity of at least " + std::to_string(least) + " slots",
             [&] { small.kv.shrink(small.meld, least - 1); });

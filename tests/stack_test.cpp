@@ -46,7 +46,7 @@ TEST_CASE("every policy decodes on a thread of 128 KiB of stack", "[stack]") {
                     steps = frames_are_real ? 40 : 20;
   for (const auto& example : fixtures::every_policy()) {
     CAPTURE(example.name);
-    const kvmeld::any_policy& policy = example.policy;
+    const kvmeld::any_policy_or_peer& policy = example.policy;
     fixtures::cache<Eigen::half> kv{
         {.heads = 1, .group = group, .dim = dim, .capacity = tokens + steps + 1}};
     const budget limit = kvmeld::budget_within(policy, 200);
@@ -61,7 +61,8 @@ TEST_CASE("every policy decodes on a thread of 128 KiB of stack", "[stack]") {
     on_small_stack([&] {
       try {
         std::vector<float> out(group * dim);
-        for (index_t t = tokens; t < tokens + steps && policy.supports_decode(); ++t) {
+        for (index_t t = tokens; t < tokens + steps && kvmeld::declared(policy).supports_decode();
+             ++t) {
           const auto at = [t](const std::vector<float>& x, index_t width) {
             return std::span<const float>(x).subspan(static_cast<std::size_t>(t * width),
                                                      static_cast<std::size_t>(width));
@@ -74,7 +75,8 @@ TEST_CASE("every policy decodes on a thread of 128 KiB of stack", "[stack]") {
       }
     });
     CHECK(said.empty());
-    CHECK(kv.head(0).next_position() == (policy.supports_decode() ? tokens + steps : tokens));
+    CHECK(kv.head(0).next_position() ==
+          (kvmeld::declared(policy).supports_decode() ? tokens + steps : tokens));
   }
 }
 #endif

@@ -15,10 +15,11 @@ constexpr index_t heads = 3, group = 2, dim = 9, tokens = 40, target = 24;  // n
 /// A prompt in two chunks, and `tokens` steps, whose rows come as `Scalar`, or as the floats that
 /// these are; gives all outputs and what the cache holds at the end.
 template <class Cache, class Scalar, class Given>
-std::vector<float> decoded(const kvmeld::any_policy& policy) {
+std::vector<float> decoded(const kvmeld::any_policy_or_peer& policy) {
   fixtures::random_bits().seed(7);
   Cache kv({.heads = heads, .group = group, .dim = dim, .capacity = 100});
-  kvmeld::compressor meld(kv, policy, budget{std::max(target, policy.min_budget())});
+  kvmeld::compressor meld(kv, policy,
+                          budget{std::max(target, kvmeld::declared(policy).min_budget())});
   std::vector<float> all, out(heads * group * dim);
   const auto given = [](std::size_t n) {
     const auto x = normal(static_cast<index_t>(n));
@@ -34,7 +35,7 @@ std::vector<float> decoded(const kvmeld::any_policy& policy) {
                                                 chunk, kv.spec()));
   }
   meld.end_prompt(0);
-  for (index_t t = 0; t < tokens && policy.supports_decode(); ++t) {
+  for (index_t t = 0; t < tokens && kvmeld::declared(policy).supports_decode(); ++t) {
     const auto q = given(heads * group * dim), k = given(heads * dim), v = given(heads * dim);
     meld.step(kv.heads(0, 0), {.q = q, .k = k, .v = v}, out);
     all.insert(all.end(), out.begin(), out.end());
@@ -48,7 +49,7 @@ std::vector<float> decoded(const kvmeld::any_policy& policy) {
 
 TEMPLATE_TEST_CASE("rows and queries in 16 bits are the floats that they stand for", "[step][half]",
                    Eigen::half, Eigen::bfloat16) {
-  for (const auto& p : kvmeld::any_policy::every()) {
+  for (const auto& p : kvmeld::any_policy_or_peer::every()) {
     INFO(p.name());
     CHECK(decoded<fixtures::cache<float>, TestType, TestType>(p) ==
           decoded<fixtures::cache<float>, TestType, float>(p));

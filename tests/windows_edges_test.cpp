@@ -85,7 +85,7 @@ TEST_CASE("a prompt's scores are of the slots in each query's window", "[window]
     }
     CHECK(apart(total, sums) < 1e-5);
     CHECK(apart(largest, most) < 1e-5);
-    const auto measured = [&](const kvmeld::any_policy& p) {
+    const auto measured = [&](const kvmeld::any_policy_or_peer& p) {
       auto state = kvmeld::make_head_state(p, kv.head(h));
       kvmeld::observe(p, kv.head(h), state, prompt.of(h));
       return state;
@@ -132,8 +132,8 @@ TEST_CASE("a layer with a window asks neither its policy nor its budget", "[wind
   for (index_t h = 0; h < layers * kv_heads; ++h) {
     budgets[kvmeld::as_size(h)] = is_cut(h / kv_heads) ? budget{} : budget{.slots = 48};
   }
-  const std::vector<kvmeld::any_policy> policies(budgets.size(), kvmeld::fold{});
-  compressor meld(kv, std::span<const kvmeld::any_policy>(policies),
+  const std::vector<kvmeld::any_policy_or_peer> policies(budgets.size(), kvmeld::fold{});
+  compressor meld(kv, std::span<const kvmeld::any_policy_or_peer>(policies),
                   std::span<const budget>(budgets));
   CHECK(meld.state(0).policy() == "window");
   CHECK(meld.limit(0).slots == window);

@@ -9,7 +9,7 @@
 namespace windows_test {
 
 using namespace windowed;
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::budget;
 using kvmeld::cache_options;
 using kvmeld::compressor;

@@ -51,7 +51,8 @@ ask tokens_of(asked_prompt p, const engine::tokenizer& tokens, const engine::cha
 /// For a context of so many tokens; the full cache is one of the rows.
 plan plan_for(options o, const engine::config& shape, const replay_words& words, index_t tokens) {
   o.prompt = tokens, o.tasks = {};
-  if (std::ranges::all_of(o.policies, [](const auto& n) { return n.policy.evicts(); })) {
+  if (std::ranges::all_of(o.policies,
+                          [](const auto& n) { return kvmeld::declared(n.policy).evicts(); })) {
     o.policies.insert(o.policies.begin(), {std::string(full_cache().name()), full_cache()});
   }
   plan p = make_plan(o, std::numeric_limits<index_t>::max(), shape);

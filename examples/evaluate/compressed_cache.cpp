@@ -99,7 +99,9 @@ compressed_cache::compressed_cache(const contender& c, const prompt& p)
     *kv_ = stored(*kv_, c.storage);
   }
   // Behind a method for prompts alone, all that comes is kept.
-  const auto decodes = [&](std::size_t i) { return c.policy.supports_decode() && !c.keeps_all(i); };
+  const auto decodes = [&](std::size_t i) {
+    return kvmeld::declared(c.policy).supports_decode() && !c.keeps_all(i);
+  };
   std::vector<any_policy> decoding(as_size(kv_->heads()), full_cache());
   std::vector<budget> budgets(as_size(kv_->heads()), budget{kv_->capacity() - 1});
   for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -125,7 +127,7 @@ compressed_cache::compressed_cache(const contender& c, const prompt& p)
 compressed_cache::compressed_cache(const contender& c, const engine::config& shape,
                                    index_t tokens) {
   const auto slots = allocate_slots(c, tokens, shape.full_heads());
-  const index_t held = c.policy.evicts() ? std::ranges::max(slots) + 1 : tokens,
+  const index_t held = kvmeld::declared(c.policy).evicts() ? std::ranges::max(slots) + 1 : tokens,
                 capacity = std::max(held, std::min(shape.window + 1, tokens));
   kv_ = std::make_unique<kvmeld::cache>(shape.attention(),
                                         kvmeld::cache_options{.layers = shape.layers,

@@ -86,7 +86,8 @@ std::vector<index_t> allocate_slots(const contender& c, index_t tokens,
                                     std::span<const kvmeld::head_state> measured, index_t layers) {
   const index_t slots = c.limit.slots;
   const std::size_t heads = measured.size() / as_size(layers);  // of a layer
-  const index_t alone = c.policy.min_budget() - 1, total = layers * (slots - alone);
+  const index_t alone = kvmeld::declared(c.policy).min_budget() - 1,
+                total = layers * (slots - alone);
   std::vector<index_t> all(measured.size(), slots);
   if (slots >= tokens) {
     return all;

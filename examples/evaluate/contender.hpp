@@ -30,11 +30,13 @@ struct contender {
   /// The policy of a head, as of all below the `i`-th of `[full layers · KV heads]`.
   const any_policy& of_head(std::size_t i) const { return of_heads.empty() ? policy : of_heads[i]; }
   /// Is it what all others are compared with? A full cache in another storage is compared too.
-  bool is_reference() const { return !policy.evicts() && storage == kvmeld::storage::f32; }
+  bool is_reference() const {
+    return !kvmeld::declared(policy).evicts() && storage == kvmeld::storage::f32;
+  }
   bool keeps_all(std::size_t i) const { return !whole.empty() && whole[i] != 0; }
   /// Can it decode from an empty cache? A division needs a prompt to go by, or a profile of others.
   bool streams() const {
-    return policy.supports_decode() &&
+    return kvmeld::declared(policy).supports_decode() &&
            (budgets == budget_allocation::uniform || budgets == budget_allocation::profile);
   }
 };

@@ -22,8 +22,9 @@ std::string refusal_of(const any_policy& p, const kvmeld::storage_pair& type, in
     kvmeld::check(p, budget{slots}, slots);
     return {};
   } catch (const kvmeld::error& e) {
-    return p.min_budget() > slots ? fmt::format("refused: needs at least {} slots", p.min_budget())
-                                  : fmt::format("refused: {}", e.what());
+    return kvmeld::declared(p).min_budget() > slots
+               ? fmt::format("refused: needs at least {} slots", kvmeld::declared(p).min_budget())
+               : fmt::format("refused: {}", e.what());
   }
 }
 
@@ -33,8 +34,8 @@ void plan::set_whole_heads(const std::vector<index_t>& order, index_t tokens) {
   for (entry* const e : entries_of(*this)) {
     contender& c = e->chosen;
     if (c.budgets == budget_allocation::duo_attention && e->refusal.empty()) {
-      const index_t count =
-          whole_heads(count_of(order), c.limit.slots, tokens, c.policy.min_budget());
+      const index_t count = whole_heads(count_of(order), c.limit.slots, tokens,
+                                        kvmeld::declared(c.policy).min_budget());
       c.whole.assign(order.size(), 0);
       for (index_t i = 0; i < count; ++i) {
         c.whole[as_size(order[as_size(i)])] = 1;
@@ -60,11 +61,11 @@ void set_table(any_policy& policy, index_t slots) {
 index_t slots_within(const any_policy& p, const kvmeld::storage_pair& type, double share,
                      index_t prompt, index_t dim, index_t group) {
   const auto bytes = [&](const any_policy& of, const kvmeld::storage_pair& held_in, index_t slots) {
-    const std::size_t slot = kvmeld::row_bytes(held_in.keys, dim) +
-                             kvmeld::row_bytes(held_in.values, dim) +
-                             sizeof(float) * (1 + of.slot_stats().size()) + sizeof(index_t);
+    const std::size_t slot =
+        kvmeld::row_bytes(held_in.keys, dim) + kvmeld::row_bytes(held_in.values, dim) +
+        sizeof(float) * (1 + kvmeld::declared(of).slot_stats().size()) + sizeof(index_t);
     return static_cast<double>(slot * as_size(slots) +
-                               sizeof(float) * of.memory(dim, group, slots));
+                               sizeof(float) * kvmeld::declared(of).memory(dim, group, slots));
   };
   const double most = share * bytes(full_cache(), storage::f32, prompt);
   index_t fit = 0;
@@ -89,7 +90,7 @@ std::string title_of(const budget_option& b, index_t prompt) {
 plan make_plan(const options& o, index_t text_tokens, const engine::config& shape) {
   plan p{.policies = o.policies, .full = {.index = 0, .policy = full_cache(), .limit = {o.prompt}}};
   auto full = std::ranges::find_if(p.policies, [](const named_policy& n) {
-    return !n.policy.evicts() && n.storage == storage::f32;
+    return !kvmeld::declared(n.policy).evicts() && n.storage == storage::f32;
   });
   const bool is_shown = full != p.policies.end();
   if (!is_shown) {
@@ -99,7 +100,7 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
   group whole{.title = fmt::format("all of the prompt: {} slots per head", o.prompt)};
   for (std::size_t i = 0; i < p.policies.size(); ++i) {
     const named_policy& n = p.policies[i];
-    if (!n.policy.evicts() && (i != p.full.index || is_shown)) {
+    if (!kvmeld::declared(n.policy).evicts() && (i != p.full.index || is_shown)) {
       contender chosen = p.full;
       chosen.index = i, chosen.storage = n.storage;
       whole.entries.push_back(
@@ -123,7 +124,7 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
     group& g = p.groups.emplace_back(group{.title = title_of(b, o.prompt)});
     for (std::size_t i = 0; i < p.policies.size(); ++i) {
       const named_policy& n = p.policies[i];
-      if (n.policy.evicts()) {
+      if (kvmeld::declared(n.policy).evicts()) {
         const any_policy policy = n.measuring();
         const index_t slots = b.of_bytes ? slots_within(policy, n.storage, b.given, o.prompt,
                                                         shape.dim, shape.group())

@@ -25,7 +25,7 @@ any_policy named_policy::measuring() const {
 
 query_source source_of(const any_policy& policy) {
   using planned = kvmeld::prompt_use::planned;
-  const planned plans = policy.prompt_use().plans;
+  const planned plans = kvmeld::declared(policy).prompt_use().plans;
   return scored_as(policy) == kvmeld::kvzip::name() ? query_source::replay
          : plans == planned::lookahead              ? query_source::lookahead
          : plans == planned::spread                 ? query_source::spread
@@ -80,7 +80,7 @@ void set_division(named_policy& p, const std::string& word) {
   const bool by_scores = p.budgets == budget_allocation::d2o ||
                          p.budgets == budget_allocation::d2o_exempt ||
                          p.budgets == budget_allocation::ada_kv || is_shared(p.budgets);
-  detail::require(!by_scores || !p.policy.slot_stats().empty(),
+  detail::require(!by_scores || !kvmeld::declared(p.policy).slot_stats().empty(),
                   "--policies: +" + word + ": expected a policy that scores slots, got " + p.name);
 }
 

@@ -11,7 +11,7 @@
 
 #include "custom_policy.hpp"
 #include "engine/matrix.hpp"
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 
 namespace evaluate {
 
@@ -37,7 +37,7 @@ inline void require(bool ok, const std::string& message) {
 }  // namespace detail
 
 /// A policy of one's own takes part by being named here.
-using any_policy = kvmeld::any_policy_with<custom::lowest_norm>;
+using any_policy = kvmeld::with_policies<kvmeld::any_policy_or_peer, custom::lowest_norm>;
 
 /// Where a policy's reference queries come from: the prompt's own queries, as its paper takes them;
 /// the last 32 of them; some spread over the prompt; those of a second reading of the prompt; or

@@ -56,7 +56,7 @@ inline void prepare(dataset& m, const options& o, const plan& todo, const engine
 inline index_t cases_at_once(const options& o, const plan& todo, const engine::config& shape) {
   double queries = own_queries;
   for (const named_policy& p : todo.policies) {
-    if (p.policy.uses_queries() && p.queries != query_source::own) {
+    if (kvmeld::declared(p.policy).uses_queries() && p.queries != query_source::own) {
       queries += p.queries_taken > 0 ? p.queries_taken : 256;
     }
   }

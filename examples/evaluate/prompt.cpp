@@ -83,7 +83,7 @@ any_policy with_output(any_policy policy, const row_major_matrix& output, const 
   };
   policy.visit([&](auto& p) {
     if constexpr (requires { p.scorer; }) {
-      p.scorer.visit(set);
+      kvmeld::detail::with_policy(p.scorer, set);
     } else {
       set(p);
     }
@@ -122,7 +122,7 @@ measured_prompt measure(const named_policy& p, const engine::config& shape, cons
   const replayed_prompt& again = both.of(p);
   const bool replays = p.observes_replay() && !again.parts.empty();
   const any_policy policy = p.measuring();
-  const auto use = policy.prompt_use();
+  const auto use = kvmeld::declared(policy).prompt_use();
   // Where a policy wants chosen queries besides its prompt's own, it scores by these first.
   const bool scores =
       use.observes && (use.plans == planned::spread || use.plans == planned::lookahead);
@@ -176,7 +176,7 @@ prompt measure(const engine::config& shape, const engine::record& r,
   }
   for (const named_policy& n : policies) {
     p.measured.push_back(measure(n, shape, r, again, p.body->kv.capacity()));
-    if (!n.policy.uses_queries()) {  // the queries have told all
+    if (!kvmeld::declared(n.policy).uses_queries()) {  // the queries have told all
       std::ranges::fill(p.measured.back().chosen, nullptr);
     }
   }

@@ -37,7 +37,7 @@ inline std::vector<std::vector<fate>> follow(const any_policy& p,
         std::span(work.attention).first(members.size() * as_size(head.group()));
     const float* const q = &layer.q(t, 0);
     const auto log_sum_exp = std::span(work.log_sum_exp).first(as_size(head.group()));
-    kvmeld::hooks(p).attend(head, state, q, out.data(), probabilities, log_sum_exp);
+    kvmeld::declared(p).attend(head, state, q, out.data(), probabilities, log_sum_exp);
     kvmeld::observe(p, head, state, work,
                     {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
     if (b.reached(head.length())) {
@@ -54,7 +54,7 @@ inline std::vector<std::vector<fate>> follow(const any_policy& p,
       kvmeld::apply(p, work.plan, head, state, work.scratch);
     }
     if (head.length() <= b.slots) {
-      kvmeld::hooks(p).after_compress(head, state, b.slots);
+      kvmeld::declared(p).after_compress(head, state, b.slots);
     }
 
     auto& now = fates.emplace_back(as_size(steps), fate::to_come);
@@ -96,7 +96,7 @@ inline std::string retention_picture(const plan& todo, const engine::config& sha
                                      const dataset& m) {
   std::vector<const named_policy*> policies;
   for (const named_policy& p : todo.policies) {
-    if (p.policy.evicts() && p.policy.supports_decode() &&
+    if (kvmeld::declared(p.policy).evicts() && kvmeld::declared(p.policy).supports_decode() &&
         p.budgets == budget_allocation::uniform && p.storage == storage::f32 &&
         detail::refusal_of(p.policy, p.storage, retention_slots, shape.dim).empty()) {
       policies.push_back(&p);

@@ -22,10 +22,10 @@ class layers : public request_layers<P> {
  public:
   layers(const layers_setup& setup, const P& p)
       : base(setup, p),
-        needs_(traits::observation_needs_of(p)),
-        decodes_(traits::supports_decode(p)),
-        measures_steps_(traits::uses_attention(p)),
-        measures_prompts_(traits::prompt_use_of(p).needs_queries()) {}
+        needs_(kvmeld::declared(p).needs()),
+        decodes_(kvmeld::declared(p).supports_decode()),
+        measures_steps_(kvmeld::declared(p).uses_attention()),
+        measures_prompts_(kvmeld::declared(p).prompt_use().needs_queries()) {}
 
   /// Has a graph said yet what its layers compute?
   bool known() const { return known_; }

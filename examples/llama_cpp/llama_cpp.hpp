@@ -75,8 +75,9 @@ class compressor {
     const auto most = static_cast<int>(llama_n_ubatch(context_));
     expects(!draft || batch.n_tokens <= most, "announce: expected a draft of at most ", most,
             " tokens (n_ubatch), got ", batch.n_tokens);
-    expects(!draft || traits::supports_decode(policy_), "announce: expected no draft under ",
-            policy_.name(), ", which compresses prompts only, got one");
+    expects(!draft || kvmeld::declared(policy_).supports_decode(),
+            "announce: expected no draft under ", policy_.name(),
+            ", which compresses prompts only, got one");
     sequences_.announce(batch, draft);
   }
 

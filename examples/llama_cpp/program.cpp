@@ -78,7 +78,7 @@ program_options program_options::parse(int count, const char* const* arguments) 
           "--draft: expected --mode own with it, got --mode " + o.mode);
   expect_plain("--policy", o.policy);
   const auto named = evaluate::detail::parse_policy(o.policy);
-  require(o.draft == 0 || named.policy.supports_decode(),
+  require(o.draft == 0 || kvmeld::declared(named.policy).supports_decode(),
           "--draft: expected a policy that decodes with it, got --policy " + o.policy);
   require(o.trigger == 0 || !budget_of(named.policy, o.budget, o.equal).is_shared,
           "--trigger: expected --equal with it (heads that share a budget have triggers of their "
@@ -193,8 +193,8 @@ int run(program_options o, std::ostream& out, std::ostream& progress) {
   o.chunk = o.chunk > 0 ? o.chunk : limit.is_shared ? read_all : 256;
   // Equal budgets end a prompt with every micro-batch, shared ones with a chunk of several.
   const index_t batch = limit.is_shared ? std::min(o.chunk, 256) : o.chunk;
-  const bool own = o.mode == "own", bounded = named.policy.evicts() &&
-                                              named.policy.supports_decode() &&
+  const bool own = o.mode == "own", bounded = kvmeld::declared(named.policy).evicts() &&
+                                              kvmeld::declared(named.policy).supports_decode() &&
                                               o.untouched.empty() && !limit.is_shared;
   const index_t most = std::max(all, o.budget + o.room + 1),
                 recent = std::max(1, llama_model_n_swa(model.get()));

@@ -141,7 +141,8 @@ layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
   const auto facts = model_facts::of(model);
   layers_setup setup{
       .how = o.how, .spec = spec_of(facts), .context = o.capacity > 0 ? o.capacity : facts.context};
-  expects(traits::supports_decode(p) || traits::prompt_use_of(p).plans != prompt_use::planned::none,
+  expects(kvmeld::declared(p).supports_decode() ||
+              kvmeld::declared(p).prompt_use().plans != prompt_use::planned::none,
           "llama.cpp: expected a policy that decodes or "
           "plans on a prompt's queries, got ",
           p.name(), ", which scores prompts alone (kvzip in a second pass over the prompt)");
@@ -153,7 +154,7 @@ layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
   expects(given == 1 || given == layers || given == layers * heads,
           "llama.cpp: expected 1 budget, ", layers, " (one per layer) or ", layers * heads,
           " (one per KV head), got ", given);
-  setup.layers.assign(layers, traits::evicts(p) ? part::compressed : part::whole);
+  setup.layers.assign(layers, kvmeld::declared(p).evicts() ? part::compressed : part::whole);
   for (const index_t l : o.untouched) {
     expects(l >= 0 && l < std::ssize(setup.layers), "llama.cpp: expected untouched layers 0 to ",
             layers - 1, ", got ", l);
@@ -186,10 +187,10 @@ index_t capacity_of(const P& p, const layers_setup& setup, const llama_context_p
   const auto chunk =
       static_cast<index_t>(std::min(params.n_ubatch > 0 ? params.n_ubatch : 512U, params.n_batch));
   const bool whole = setup.count(part::whole) > 0;
-  expects(own || !traits::evicts(p) || trigger <= cells,
+  expects(own || !kvmeld::declared(p).evicts() || trigger <= cells,
           "llama.cpp: expected an n_ctx of at least ", trigger, " (the trigger), got ", cells);
   return !own ? (cells + 255) / 256 * 256
-         : whole || !traits::supports_decode(p) || setup.limits.front().is_shared
+         : whole || !kvmeld::declared(p).supports_decode() || setup.limits.front().is_shared
              ? setup.context
              : trigger - 1 + chunk;
 }

@@ -8,7 +8,7 @@
 #include <chrono>
 #include <vector>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 
 namespace kvmeld::llama {
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/// A policy chosen at run time, so that every head of every layer may have its own.
+/// A policy chosen at run time, so that every head of every layer may have its own; and the one
+/// list of the policies of policies/, which CMakeLists.txt reads too.
 #pragma once
 
 #include <algorithm>  // std::min
@@ -9,38 +10,27 @@
 #include <variant>
 #include <vector>
 
-#include "kvmeld/policies/attention_matching.hpp"
-#include "kvmeld/policies/cam.hpp"
-#include "kvmeld/policies/centroids.hpp"
-#include "kvmeld/policies/compactor.hpp"
 #include "kvmeld/policies/d2o.hpp"
-#include "kvmeld/policies/dropkv.hpp"
+#include "kvmeld/policies/declared.hpp"
 #include "kvmeld/policies/ems.hpp"
-#include "kvmeld/policies/expected_attention.hpp"
 #include "kvmeld/policies/fold.hpp"
 #include "kvmeld/policies/full_cache.hpp"
 #include "kvmeld/policies/h2o.hpp"
-#include "kvmeld/policies/hooks.hpp"
 #include "kvmeld/policies/keepkv.hpp"
-#include "kvmeld/policies/key_diff.hpp"
 #include "kvmeld/policies/kvmerger.hpp"
 #include "kvmeld/policies/kvzip.hpp"
 #include "kvmeld/policies/massfold.hpp"
-#include "kvmeld/policies/r_kv.hpp"
-#include "kvmeld/policies/random_tokens.hpp"
-#include "kvmeld/policies/roco.hpp"
-#include "kvmeld/policies/scissorhands.hpp"
 #include "kvmeld/policies/snapkv.hpp"
 #include "kvmeld/policies/streaming_llm.hpp"
 #include "kvmeld/policies/tova.hpp"
-#include "kvmeld/policies/triattention.hpp"
 #include "kvmeld/policies/zsmerge.hpp"
 #include "kvmeld/score/attention.hpp"
 #include "kvmeld/score/column_scores.hpp"
 
 namespace kvmeld::inline v0 {
 
-/// One of `Policies`, itself a policy. Each call is one switch a head, none a slot.
+/// One of `Policies`, itself a policy: `declared` says of it what the one inside says. Each call is
+/// one switch per head, none per slot.
 template <policy... Policies>
 class basic_any_policy {
  public:
@@ -56,62 +46,8 @@ class basic_any_policy {
   /// One of each, with its default parameters.
   static std::vector<basic_any_policy> every() { return {Policies{}...}; }
 
-  /// What the policy inside says; its default where it omits a member (policy.hpp).
-  /// @{
   std::string_view name() const {
     return visit([](const auto& p) { return std::string_view(p.name()); });
-  }
-  std::vector<slot_stat> slot_stats() const {
-    return visit([](const auto& p) { return traits::slot_stats(p); });
-  }
-  std::size_t memory(index_t dim, index_t group, index_t capacity) const {
-    return visit([&](const auto& p) { return traits::memory(p, dim, group, capacity); });
-  }
-  index_t min_budget() const {
-    return visit([](const auto& p) { return traits::min_budget(p); });
-  }
-  bool accepts(index_t target) const {
-    return visit([&](const auto& p) { return traits::accepts(p, target); });
-  }
-  index_t eviction_batch(index_t slots) const {
-    return visit([&](const auto& p) { return traits::eviction_batch(p, slots); });
-  }
-  void validate() const {
-    visit([](const auto& p) { traits::validate(p); });
-  }
-  group_combine combine() const {
-    return visit([](const auto& p) { return traits::combine(p); });
-  }
-  bool shares() const {
-    return visit([](const auto& p) { return traits::shares(p); });
-  }
-  bool evicts() const {
-    return visit([](const auto& p) { return traits::evicts(p); });
-  }
-  bool supports_decode() const {
-    return visit([](const auto& p) { return traits::supports_decode(p); });
-  }
-  attention_support supports() const {
-    return visit([](const auto& p) { return traits::supports(p); });
-  }
-  bool uses_attention() const {
-    return visit([](const auto& p) { return traits::uses_attention(p); });
-  }
-  bool uses_queries() const {
-    return visit([](const auto& p) { return traits::uses_queries(p); });
-  }
-  kvmeld::prompt_use prompt_use() const {
-    return visit([](const auto& p) { return traits::prompt_use_of(p); });
-  }
-  observation_needs needs() const {
-    return visit([](const auto& p) { return traits::observation_needs_of(p); });
-  }
-  /// @}
-
-  /// The plan of the policy inside. All that else runs it over a head visits it.
-  void plan(const head_ref& head, const head_state& state, index_t target, slot_scratch& work,
-            merge_plan& out) const {
-    hooks(*this).plan(head, state, no_queries, target, work, out);
   }
 
   /// `f` is called with the policy inside.
@@ -154,48 +90,13 @@ class basic_any_policy {
 };
 
 /// massfold on the policies that it goes with, by name: "snapkv+massfold".
-using any_massfold = massfold<basic_any_policy<snapkv, dropkv, h2o, tova, kvzip>>;
+using any_massfold = massfold<basic_any_policy<snapkv, h2o, tova, kvzip>>;
 
-/// Every policy of the library.
+/// Those of policies/: what an engine chooses from. <kvmeld/peers.hpp> has others to compare with.
 using any_policy = basic_any_policy<full_cache, streaming_llm, h2o, snapkv, zsmerge, d2o, kvmerger,
-                                    ems, keepkv, attention_matching, kvzip, fold, random_tokens,
-                                    tova, roco, scissorhands, r_kv, key_diff, expected_attention,
-                                    triattention, centroids, compactor, cam, dropkv, any_massfold>;
+                                    ems, keepkv, kvzip, fold, tova, any_massfold>;
 
 static_assert(policy<any_policy>);
-
-#ifdef KVMELD_COMPILED  // as the target kvmeld::compiled defines it, which has these
-extern template class hooks<any_policy>;
-extern template class hooks<full_cache>;
-extern template class hooks<streaming_llm>;
-extern template class hooks<h2o>;
-extern template class hooks<snapkv>;
-extern template class hooks<zsmerge>;
-extern template class hooks<d2o>;
-extern template class hooks<kvmerger>;
-extern template class hooks<ems>;
-extern template class hooks<keepkv>;
-extern template class hooks<attention_matching>;
-extern template class hooks<kvzip>;
-extern template class hooks<fold>;
-extern template class hooks<random_tokens>;
-extern template class hooks<tova>;
-extern template class hooks<roco>;
-extern template class hooks<scissorhands>;
-extern template class hooks<r_kv>;
-extern template class hooks<key_diff>;
-extern template class hooks<expected_attention>;
-extern template class hooks<triattention>;
-extern template class hooks<centroids>;
-extern template class hooks<compactor>;
-extern template class hooks<cam>;
-extern template class hooks<dropkv>;
-extern template class hooks<any_massfold>;
-extern template void attend(const head_ref&, const log_mass_of&, const float*, float*,
-                            std::span<float>, std::span<float>);
-extern template void column_scores(const head_ref&, const query_view<float>&, const column_options&,
-                                   const column_sums&);
-#endif
 
 namespace detail {
 
@@ -208,8 +109,25 @@ struct with_own<basic_any_policy<Policies...>, Own...> {
 
 }  // namespace detail
 
-/// These, and `Own`: policies of one's own.
+/// The choices of `Any`, and `Own`.
+template <class Any, policy... Own>
+using with_policies = typename detail::with_own<Any, Own...>::type;
+
+/// Those of policies/, and `Own`: policies of one's own.
 template <policy... Own>
-using any_policy_with = typename detail::with_own<any_policy, Own...>::type;
+using any_policy_with = with_policies<any_policy, Own...>;
+
+#ifdef KVMELD_COMPILED  // as the target kvmeld::compiled defines it, which has these
+extern template void attend(const head_ref&, const log_mass_of&, const float*, float*,
+                            std::span<float>, std::span<float>);
+extern template void column_scores(const head_ref&, const query_view<float>&, const column_options&,
+                                   const column_sums&);
+extern template class declared<any_policy>;
+extern template class declared<any_massfold>;
+#endif
 
 }  // namespace kvmeld::inline v0
+
+#if defined(KVMELD_COMPILED) && __has_include("kvmeld_compiled/policies.hpp")
+#include "kvmeld_compiled/policies.hpp"  // the same of each policy
+#endif

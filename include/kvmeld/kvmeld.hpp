@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/// kvmeld: KV-cache compression policies for LLM inference engines. Includes everything.
+/// kvmeld: KV-cache compression policies for LLM inference engines. Includes everything but
+/// <kvmeld/peers.hpp>, the policies to compare with.
 #pragma once
 
 #include "kvmeld/any_policy.hpp"               // IWYU pragma: export
@@ -16,8 +17,7 @@
 #include "kvmeld/merge/apply.hpp"              // IWYU pragma: export
 #include "kvmeld/merge/pages.hpp"              // IWYU pragma: export
 #include "kvmeld/merge/plan.hpp"               // IWYU pragma: export
-#include "kvmeld/policies/hooks.hpp"           // IWYU pragma: export
-#include "kvmeld/policies/traits.hpp"          // IWYU pragma: export
+#include "kvmeld/policies/declared.hpp"        // IWYU pragma: export
 #include "kvmeld/score/attention.hpp"          // IWYU pragma: export
 #include "kvmeld/score/column_scores.hpp"      // IWYU pragma: export
 #include "kvmeld/score/prompt_scores.hpp"      // IWYU pragma: export

@@ -245,7 +245,7 @@ TEST_CASE("a workspace for fewer queries than were before is refused") {
   const fold p = by_scores();
   device_cache<float> kv({.heads = 1, .capacity = 60, .dim = 8}, {60}, 1,
                          {slot_reduce::sum, slot_reduce::max},
-                         static_cast<index_t>(p.memory(8, 1, 60)));
+                         static_cast<index_t>(kvmeld::declared(p).memory(8, 1, 60)));
   kv.state.initial[0] = 1, kv.state.initial[1] = 0;
   std::vector<float> q(60 * 8);
   device_buffer<unsigned char> work(observe_workspace_bytes(p, kv.view(), 10));

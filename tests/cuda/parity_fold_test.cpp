@@ -110,8 +110,8 @@ double largest_value(float gap, std::uint64_t seed) {
   const fold p{.recent = 6, .decode = {.queries = 8}};
   const cache_case c{.heads = 1, .capacity = 300, .dim = 32};
   device_cache<Scalar> kv(c, {c.capacity}, seed, {slot_reduce::sum},
-                          static_cast<index_t>(p.memory(c.dim, 1, c.capacity)));
-  kv.state.initial[0] = p.slot_stats()[0].initial;
+                          static_cast<index_t>(kvmeld::declared(p).memory(c.dim, 1, c.capacity)));
+  kv.state.initial[0] = kvmeld::declared(p).slot_stats()[0].initial;
   emulator::chance random{seed};
   const auto number = [&] { return static_cast<float>(random.below(2001)) / 1000 - 1; };
   for (index_t s = 0; s < c.capacity; ++s) {
@@ -153,7 +153,7 @@ TEST_CASE("compress refuses fold's refinement") {
                          static_cast<index_t>(fold{}.memory(8, 1, 40)));
   float x = 0;
   const fold p{.prompt = {.refine = 3}};
-  kv.state.initial[0] = p.slot_stats()[0].initial;
+  kv.state.initial[0] = kvmeld::declared(p).slot_stats()[0].initial;
   device_buffer<unsigned char> memory(workspace_bytes(fold{}, kv.view(), 1));
   const auto said = Catch::Contains("cuda fold: expected no refinement, got 3 steps");
   CHECK_THROWS_WITH(

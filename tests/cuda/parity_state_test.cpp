@@ -31,15 +31,15 @@ void check_made(const Policy& p) {
   device_cache<float> kv(shape, {20, 0, 41}, 1);
   device_buffer<unsigned char> memory(state_bytes(p, kv.view()));
   const state_view state = make_state_view(p, kv.view(), {memory.data(), memory.size()}, order());
-  const auto columns = traits::slot_stats(p);
+  const auto columns = kvmeld::declared(p).slot_stats();
   REQUIRE(state.count == static_cast<index_t>(columns.size()));
   const auto rule = detail::rule_of(p, kv.view());
   CHECK(std::remove_const_t<decltype(rule)>::columns == state.count);
   CHECK(static_cast<std::size_t>(state.floats) ==
-        traits::memory(p, shape.dim, shape.group, shape.capacity));
+        kvmeld::declared(p).memory(shape.dim, shape.group, shape.capacity));
   if constexpr (requires { rule.memory(shape.dim, shape.group, shape.capacity); }) {
     CHECK(rule.memory(shape.dim, shape.group, shape.capacity) ==
-          traits::memory(p, shape.dim, shape.group, shape.capacity));
+          kvmeld::declared(p).memory(shape.dim, shape.group, shape.capacity));
   } else if (p.name() != zsmerge::name()) {  // the device keeps no means in float: it rounds each
     CHECK(state.floats == 0);
   }

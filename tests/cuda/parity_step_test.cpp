@@ -160,7 +160,7 @@ TEST_CASE("step refuses what it cannot do") {
   CHECK_THROWS_WITH(step_with(h2o{}, budget{.slots = 7}),
                     Catch::Contains("expected h2o with a target of at least 8 slots, got 7"));
   CHECK_THROWS_WITH(step_with(h2o{.sinks = -1}, budget{.slots = 8}),
-                    Catch::Contains("sinks, got -1"));
+                    Catch::Contains("sinks in [0, 16777216], got -1"));
   CHECK_THROWS_WITH(step_with(streaming_llm{.positions = streaming_llm::position_mode::cache_index},
                               budget{.slots = 8}),
                     Catch::Contains("expected original positions, got cache_index"));

@@ -177,8 +177,8 @@ TEST_CASE("a policy that refuses a budget is left out of the file and says what 
   CHECK(code == 0);
   REQUIRE(csv.size() == 2);
   CHECK(fields(csv[1])["policy"] == "streaming_llm");
-  CHECK_THAT(table, Catch::Contains(
-                        fmt::format("needs at least {} slots", kvmeld::snapkv{}.min_budget())));
+  CHECK_THAT(table, Catch::Contains(fmt::format("needs at least {} slots",
+                                                kvmeld::declared(kvmeld::snapkv{}).min_budget())));
 }
 
 TEST_CASE("a budget in percent gives every policy what fits beside its state") {

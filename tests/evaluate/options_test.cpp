@@ -90,7 +90,9 @@ TEST_CASE("fold shares the model's slots and takes queries of the positions to c
           .policies;
   REQUIRE(chosen.size() == 6);
   using evaluate::budget_allocation;
-  const auto by_scores = [](const evaluate::any_policy& p) { return p.slot_stats().size() == 2; };
+  const auto by_scores = [](const evaluate::any_policy& p) {
+    return kvmeld::declared(p).slot_stats().size() == 2;
+  };
   for (const std::size_t i : {0U, 1U}) {
     CHECK(chosen[i].budgets == budget_allocation::global);
     CHECK(by_scores(chosen[i].measuring()));

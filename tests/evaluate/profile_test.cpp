@@ -227,11 +227,11 @@ TEST_CASE("from an empty cache every head holds what its own policy protects") {
   c.policy = kvmeld::for_shared(c.policy, 60, 0);
   c.of_heads = evaluate::share_clusters(c.policy, *profile, 400);
   REQUIRE(c.of_heads.size() == 2);
-  REQUIRE(c.of_heads[0].min_budget() > c.policy.min_budget());
+  REQUIRE(kvmeld::declared(c.of_heads[0]).min_budget() > kvmeld::declared(c.policy).min_budget());
   const evaluate::compressed_cache cache(c, shape, 400);
   for (const kvmeld::index_t h : {0, 1}) {
     const kvmeld::budget& limit = cache.meld().limit(h);
-    CHECK(limit.slots >= c.of_heads[static_cast<std::size_t>(h)].min_budget());
+    CHECK(limit.slots >= kvmeld::declared(c.of_heads[static_cast<std::size_t>(h)]).min_budget());
     CHECK(limit.trigger <= cache.kv().capacity());
   }
 }

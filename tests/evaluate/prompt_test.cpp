@@ -41,7 +41,7 @@ TEST_CASE("prompts measured once are compressed as by compress itself, at any bu
       const auto slots =
           evaluate::allocate_slots(chosen, prompt.tokens, prompt.measured[i].heads, 2);
       CHECK(slots[0] + slots[1] == limit.slots * 2);  // what was asked for
-      CHECK(std::ranges::min(slots) >= policies[i].policy.min_budget());
+      CHECK(std::ranges::min(slots) >= kvmeld::declared(policies[i].policy).min_budget());
       const evaluate::compressed_cache ours(chosen, prompt);
       auto kv = prompt.cache();
       std::size_t bytes = 0;
@@ -57,7 +57,7 @@ TEST_CASE("prompts measured once are compressed as by compress itself, at any bu
         kvmeld::observe(policies[i].policy, kv.head(h), state, queries);
         kvmeld::compress(policies[i].policy, kv.head(h), state, work, kvmeld::budget{slots[l]},
                          queries);
-        bytes += policies[i].policy.supports_decode() ? state.bytes() : 0;
+        bytes += kvmeld::declared(policies[i].policy).supports_decode() ? state.bytes() : 0;
         const auto head = kv.head(h);
         const auto same = ours.kv().head(h);
         REQUIRE(same.length() == head.length());
@@ -75,7 +75,7 @@ TEST_CASE("prompts measured once are compressed as by compress itself, at any bu
 TEST_CASE("D2O's exempt layers keep all, the others what they had") {
   std::vector<kvmeld::head_state> measured;
   for (int head = 0; head < 5; ++head) {
-    measured.emplace_back(kvmeld::d2o{}.slot_stats(), 0, 90, "d2o");
+    measured.emplace_back(kvmeld::slot_stats_of(kvmeld::d2o{}), 0, 90, "d2o");
     measured.back().extend(90);
     measured.back().column(0)[0] = static_cast<float>(head);
   }
@@ -106,7 +106,7 @@ TEST_CASE("what shares a budget is what a compressor makes of it") {
 
   kvmeld::cache kv(model.shape().attention(0), {.layers = 2, .capacity = 140});
   kvmeld::compressor meld(
-      kv, kvmeld::make_policy(name.substr(0, name.find('+'))),
+      kv, kvmeld::make_policy<kvmeld::any_policy_or_peer>(name.substr(0, name.find('+'))),
       name == "h2o+union" ? kvmeld::budget::same_tokens(30) : kvmeld::budget::shared(30));
   for (kvmeld::index_t l = 0; l < 2; ++l) {
     const auto& layer = r.layers[static_cast<std::size_t>(l)];
@@ -237,7 +237,7 @@ TEST_CASE("one threshold over the model divides all its slots, by the column tha
     kvmeld::index_t all = 0;
     for (const kvmeld::index_t h : {0, 1}) {
       all += cache.kv().head(h).length();
-      CHECK(cache.kv().head(h).length() >= chosen.policy.min_budget());
+      CHECK(cache.kv().head(h).length() >= kvmeld::declared(chosen.policy).min_budget());
     }
     CHECK(all == 2 * 30);
     const auto shared = kvmeld::shared_slots::of(chosen.policy);

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "bytes.hpp"
-#include "kvmeld/any_policy.hpp"
 #include "kvmeld/memory/cache.hpp"
+#include "kvmeld/peers.hpp"
 #include "support/all_heads.hpp"
 #include "support/typed_cache.hpp"
 
@@ -99,7 +99,7 @@ struct life {
   }
   /// A head is back in its budget.
   void check_length(index_t h, index_t most) {
-    fuzz::must(kv.head(h).length() <= most || !kvmeld::traits::evicts(policy), "budgets");
+    fuzz::must(kv.head(h).length() <= most || !kvmeld::declared(policy).evicts(), "budgets");
   }
 };
 
@@ -195,7 +195,7 @@ void live_in_pages(const fixtures::cache_shape& shape, fuzz::bytes& in) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const auto policies = kvmeld::any_policy::every();
+  static const auto policies = kvmeld::any_policy_or_peer::every();
   fuzz::bytes in(data, size);
   const auto& policy =
       policies[static_cast<std::size_t>(in.below(static_cast<int>(policies.size())))];

@@ -91,7 +91,7 @@ struct announced_llama : compressed_llama {
 inline std::vector<std::string> every_decoding_policy() {
   std::vector<std::string> all;
   for (const std::string& name : every_policy_name()) {
-    if (policy_named(name).supports_decode()) {
+    if (kvmeld::declared(policy_named(name)).supports_decode()) {
       all.push_back(name);
     }
   }

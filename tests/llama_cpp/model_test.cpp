@@ -69,7 +69,8 @@ TEST_CASE("llama.cpp: on the bundled model every policy gives the logits of our 
   CHECK(turned_alike < 1e-4F);
   for (const std::string& name : every_policy_name()) {
     const auto p = policy_named(name);
-    const auto d = as_theirs.compressed(p, text, whole[p.supports_decode() ? 1 : 0]);
+    const auto d =
+        as_theirs.compressed(p, text, whole[kvmeld::declared(p).supports_decode() ? 1 : 0]);
     CAPTURE(name, d.effect, d.to_repack, d.to_own, d.modes);
     CHECK(d.modes < 1e-3F);
     CHECK(d.effect > 1000 * d.modes);

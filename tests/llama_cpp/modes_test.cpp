@@ -46,8 +46,9 @@ TEST_CASE("llama.cpp: layers have their own budgets, and a layer can be left alo
         for (index_t h = 0; h < 2; ++h) {
           auto& all = kv.kv.held();
           CHECK((all.state(0, h) == nullptr) == whole);
-          CHECK((whole || (all.state(0, h)->observed() == 0) == !p.uses_attention()));
-          CHECK((all.state(1, h)->observed() == 0) == !p.uses_attention());
+          CHECK((whole ||
+                 (all.state(0, h)->observed() == 0) == !kvmeld::declared(p).uses_attention()));
+          CHECK((all.state(1, h)->observed() == 0) == !kvmeld::declared(p).uses_attention());
         }
       }
     }

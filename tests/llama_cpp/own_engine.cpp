@@ -139,7 +139,7 @@ void chunked_engine::attend(index_t layer, const engine::row_major_matrix& q,
   const auto of = [](auto& x) { return std::span(x.data(), static_cast<std::size_t>(x.size())); };
   const auto heads = kv_.heads(layer, 0);
   const auto tokens = static_cast<index_t>(q.rows());
-  if (tokens == 1 && policy_.supports_decode()) {
+  if (tokens == 1 && kvmeld::declared(policy_).supports_decode()) {
     meld_.step(heads, {of(q), of(k), of(v)}, of(out));
     return;
   }

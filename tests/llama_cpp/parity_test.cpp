@@ -22,8 +22,8 @@ TEST_CASE("llama.cpp: every policy gives the logits of our own engine, in both m
     const std::size_t count = p.name() == "attention_matching" ? 5 * both_engines::chunk
                               : p.name() == "fold"             ? 4 * both_engines::chunk
                                                                : text.size();
-    const auto d =
-        both.compressed(p, std::span(text).first(count), whole[p.supports_decode() ? 1 : 0]);
+    const auto d = both.compressed(p, std::span(text).first(count),
+                                   whole[kvmeld::declared(p).supports_decode() ? 1 : 0]);
     CAPTURE(name, d.effect, d.to_repack, d.to_own, d.modes);
     CHECK(d.to_repack < 1e-3F);
     CHECK(d.to_own < 1e-3F);

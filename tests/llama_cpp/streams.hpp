@@ -46,14 +46,14 @@ struct both_engines {
   }
 
   stream_logits of_ours(const evaluate::any_policy& p, std::span<const int> text) const {
-    return of_ours(p, text, target + chunk, p.supports_decode());
+    return of_ours(p, text, target + chunk, kvmeld::declared(p).supports_decode());
   }
 
   stream_logits of_llama(const evaluate::any_policy& p, mode how, std::span<const int> text) const {
     compressed_llama kv(theirs, p, {.how = how, .limits = {{.slots = target}}},
                         exact_parameters(cells, chunk));
-    const auto all =
-        each_chunk(text, p.supports_decode(), [&](auto part) { return kv.decode(part); });
+    const auto all = each_chunk(text, kvmeld::declared(p).supports_decode(),
+                                [&](auto part) { return kv.decode(part); });
     const auto r = kv.kv.report();
     CHECK(r.tokens == static_cast<std::int64_t>(text.size()));
     CHECK(r.slots <= target);
@@ -92,7 +92,7 @@ struct both_engines {
                         bool singles) const {
     const auto layers = static_cast<std::size_t>(ours.shape().layers);
     chunked_engine loops(ours, p, std::vector<kvmeld::budget>(layers, {.slots = target}), room,
-                         std::vector<char>(layers, p.evicts() ? 0 : 1), turned);
+                         std::vector<char>(layers, kvmeld::declared(p).evicts() ? 0 : 1), turned);
     return each_chunk(text, singles, [&](auto part) { return loops.decode(part); });
   }
 };

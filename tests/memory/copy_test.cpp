@@ -53,7 +53,7 @@ TEST_CASE("a head is copied to fewer slots, and to more, where its memory allows
 
 TEST_CASE("what a policy says of its memory is what copies go by", "[reuse]") {
   const auto follows = [](const auto& p) {
-    return kvmeld::traits::memory_follows_capacity(p, 8, 2, 100);
+    return kvmeld::declared(p).memory_follows_capacity(8, 2, 100);
   };
   for (const auto& example : policies()) {
     INFO(example.name);

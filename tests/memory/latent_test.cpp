@@ -61,7 +61,7 @@ struct run {
                      step_q = fixtures::normal(steps * group * dim),
                      step_k = fixtures::normal(steps * dim);
 
-  std::vector<float> of(const kvmeld::any_policy& policy, auto& kv) const {
+  std::vector<float> of(const kvmeld::any_policy_or_peer& policy, auto& kv) const {
     kvmeld::compressor meld(kv, policy, kvmeld::budget{target});
     const auto heads = kv.heads(0, 0);
     const auto values = [&](const std::vector<float>& rows) {
@@ -71,7 +71,7 @@ struct run {
     meld.prompt(heads, kvmeld::queries(q, tokens, kv.spec()));
     meld.end_prompt(0);
     std::vector<float> all, out(group * latent);
-    for (index_t t = 0; t < steps && policy.supports_decode(); ++t) {
+    for (index_t t = 0; t < steps && kvmeld::declared(policy).supports_decode(); ++t) {
       const std::vector<float> one(step_k.begin() + t * dim, step_k.begin() + (t + 1) * dim);
       const auto of_q = std::span(step_q).subspan(static_cast<std::size_t>(t * group * dim),
                                                   static_cast<std::size_t>(group * dim));
@@ -89,7 +89,7 @@ TEMPLATE_TEST_CASE("LAW: one memory is, to the bit, keys with copies of their fi
   const auto all = fixtures::every_policy();
   int went = 0;
   for (const fixtures::example& e : all) {
-    if (!kvmeld::traits::supports(e.policy).one_memory) {
+    if (!kvmeld::declared(e.policy).supports().one_memory) {
       continue;
     }
     INFO(e.name);
@@ -110,7 +110,7 @@ TEMPLATE_TEST_CASE("LAW: one memory is, to the bit, keys with copies of their fi
 }
 
 TEST_CASE("what merges latent rows by equal weights is its oracle", "[latent][oracle]") {
-  const auto agrees = [](const kvmeld::any_policy& policy, const auto& theirs) {
+  const auto agrees = [](const kvmeld::any_policy_or_peer& policy, const auto& theirs) {
     INFO(policy.name());
     struct drawn {
       fixtures::queries prompt{tokens, group, dim};
@@ -148,7 +148,7 @@ TEST_CASE("one memory takes no values, and merges keys and values alike", "[late
                     Catch::Contains("append: expected no values (they are the first 32 numbers of "
                                     "keys), got 128 numbers"));
   kv.append(heads, k, {}, 4);
-  kvmeld::compressor meld(kv, kvmeld::any_policy(kvmeld::h2o{}), kvmeld::budget{target});
+  kvmeld::compressor meld(kv, kvmeld::any_policy_or_peer(kvmeld::h2o{}), kvmeld::budget{target});
   std::vector<float> out(group * latent);
   const auto q = fixtures::normal(group * dim), one = fixtures::normal(dim);
   CHECK_THROWS_WITH(meld.step(heads, {q, one, one}, out),
@@ -176,7 +176,7 @@ TEST_CASE("policies that merge otherwise are refused when the compressor is made
   for (const fixtures::example& e : fixtures::every_policy()) {
     INFO(e.name);
     const auto make = [&] { kvmeld::compressor meld(x.strided, e.policy, kvmeld::budget{target}); };
-    if (kvmeld::traits::supports(e.policy).one_memory) {
+    if (kvmeld::declared(e.policy).supports().one_memory) {
       CHECK_NOTHROW(make());
     } else {
       CHECK_THROWS_WITH(make(), Catch::Contains(std::string(e.policy.name())) &&
@@ -212,7 +212,7 @@ TEST_CASE("rows whose first numbers cannot be values are refused when the cache 
 
 TEST_CASE("latent rows are saved once, and go on", "[latent][serialize]") {
   latent_caches<Eigen::half> a, b;
-  const kvmeld::any_policy policy = kvmeld::zsmerge{};
+  const kvmeld::any_policy_or_peer policy = kvmeld::zsmerge{};
   const run numbers;
   numbers.of(policy, a.strided);
   auto state = fixtures::make_state(policy, a.strided),

@@ -5,7 +5,7 @@
 #include <catch2/catch.hpp>
 #include <vector>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
@@ -40,7 +40,7 @@ struct engine {
                          {.pages = tables, .slots = slots}};
 };
 
-bool evicts_by_score(const kvmeld::any_policy& p) {
+bool evicts_by_score(const kvmeld::any_policy_or_peer& p) {
   return p.visit([](const auto& one) { return !kvmeld::detail::makes_plans<decltype(one)>; });
 }
 
@@ -57,7 +57,7 @@ void run(auto& kv, auto& meld) {
   }
   meld.end_prompt(1);
   std::vector<float> out(kv_heads * dim);
-  for (index_t t = 0; t < 5 && meld.policy_of(0).supports_decode(); ++t) {
+  for (index_t t = 0; t < 5 && kvmeld::declared(meld.policy_of(0)).supports_decode(); ++t) {
     for (index_t l = 0; l < layers; ++l) {
       const auto x = normal(kv_heads * dim);
       meld.step(kv.heads(l, 1), {x, x, x}, out);
@@ -68,7 +68,7 @@ void run(auto& kv, auto& meld) {
 TEST_CASE("layers that take pages from one pool do what a cache of their own does", "[paged]") {
   const bool alike = GENERATE(false, true);
   for (const auto& example : fixtures::every_policy()) {
-    if (!kvmeld::traits::shares(example.policy) ||
+    if (!kvmeld::declared(example.policy).shares() ||
         (alike && !evicts_by_score(example.policy))) {  // refused
       continue;
     }

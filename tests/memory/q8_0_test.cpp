@@ -147,7 +147,7 @@ TEST_CASE("LAW: a prompt in Q8_0 becomes what its numbers become in floats, roun
 }
 
 TEST_CASE("LAW: what evicts decodes over Q8_0 as over floats", "[q8_0]") {
-  for (const kvmeld::any_policy& policy : std::vector<kvmeld::any_policy>{
+  for (const kvmeld::any_policy_or_peer& policy : std::vector<kvmeld::any_policy_or_peer>{
            kvmeld::h2o{}, kvmeld::snapkv{.window = 8}, kvmeld::tova{}, kvmeld::streaming_llm{}}) {
     INFO(policy.name());
     pair_of_caches kv(60);
@@ -248,7 +248,7 @@ TEST_CASE("blocks that do not lie side by side are refused", "[q8_0][errors]") {
 }
 
 TEST_CASE("Q8_0 is saved block by block, and goes on", "[q8_0][serialize]") {
-  const kvmeld::any_policy policy = kvmeld::h2o{};
+  const kvmeld::any_policy_or_peer policy = kvmeld::h2o{};
   fixtures::cache<q8_0> one({.heads = 2, .group = 1, .dim = 32, .capacity = 20}),
       other(one.shape());
   auto state = fixtures::make_state(policy, one), loaded = fixtures::make_state(policy, other);

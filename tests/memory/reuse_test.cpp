@@ -79,7 +79,7 @@ TEST_CASE("a copied head goes on as the one that it was, and neither sees the ot
     CHECK(fork.decode(0, x, 10, text::steps) == wanted);
     CHECK(bytes_of(fork.kv.head(0)) == bytes_of(one.kv.head(0)));
     CHECK(bytes_of(fork.kv.head(2)) == bystander);
-    CHECK((other != wanted || !example.policy.supports_decode()));
+    CHECK((other != wanted || !kvmeld::declared(example.policy).supports_decode()));
     heads again(example.policy);  // from one cache to another
     one = heads(example.policy), one.prompt(0, x);
     copy(one.kv.head(0), one.state[0], again.kv.head(0), again.state[0]);
@@ -94,8 +94,8 @@ TEST_CASE("a state over the caller's memory is what one of its own is", "[reuse]
     INFO(example.name);
     const auto& p = example.policy;
     heads own(p), over(p);
-    const auto kinds = p.slot_stats();
-    const std::size_t size = p.memory(text::dim, text::group, 100);
+    const auto kinds = kvmeld::declared(p).slot_stats();
+    const std::size_t size = kvmeld::declared(p).memory(text::dim, text::group, 100);
     std::vector<float> columns(kinds.size() * 100);
     std::vector<float, Eigen::aligned_allocator<float>> memory(size);
     const auto at = [&](index_t length, std::int64_t queries) {
@@ -121,7 +121,7 @@ TEST_CASE("a state over the caller's memory is what one of its own is", "[reuse]
 }
 
 TEST_CASE("a state over memory that does not fit is refused", "[reuse][errors]") {
-  const auto kinds = kvmeld::h2o{}.slot_stats();
+  const auto kinds = kvmeld::slot_stats_of(kvmeld::h2o{});
   std::vector<float> columns(100);
   const auto at = [&](std::size_t floats, index_t length, std::int64_t queries) {
     return kvmeld::head_state(

@@ -23,10 +23,11 @@ struct engine {
   std::vector<float> keys = normal(pool * slots * kv_heads * dim), values = keys;
   std::vector<index_t> table = std::vector<index_t>(requests * pages);
   kvmeld::paged_cache kv;
-  kvmeld::compressor<kvmeld::any_policy> meld;
+  kvmeld::compressor<kvmeld::any_policy_or_peer> meld;
   std::vector<float> out = std::vector<float>(kv_heads * dim);
 
-  explicit engine(const budget& b, const kvmeld::any_policy& policy = kvmeld::tova{.sinks = 1})
+  explicit engine(const budget& b,
+                  const kvmeld::any_policy_or_peer& policy = kvmeld::tova{.sinks = 1})
       : kv(spec, {.requests = requests, .capacity = slots * pages},
            kvmeld::rows(keys, kvmeld::layout::pages_nhd),
            kvmeld::rows(values, kvmeld::layout::pages_nhd), {.pages = table, .slots = slots}),

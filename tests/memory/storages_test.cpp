@@ -161,7 +161,7 @@ TEST_CASE("LAW: whatever keys and values are held as, a prompt becomes what its 
       REQUIRE(rounded(head.value(s), value, unit_of(type.values)));
     }
     std::vector<float> out(group * of_values), of_out(out);
-    for (int t = 0; t < 6 && e.policy.supports_decode(); ++t) {
+    for (int t = 0; t < 6 && kvmeld::declared(e.policy).supports_decode(); ++t) {
       const auto q = fixtures::normal(group * dim), k = fixtures::normal(dim),
                  v = fixtures::normal(of_values);
       kvmeld::copy(kv.head(0), state[0], of_floats.head(0), of_f[0]);
@@ -178,7 +178,7 @@ TEST_CASE("LAW: whatever keys and values are held as, a prompt becomes what its 
 
 TEST_CASE("a cache of two storages is saved, and goes on where it is loaded",
           "[storages][serialize]") {
-  const kvmeld::any_policy policy = kvmeld::zsmerge{.residual = 2};
+  const kvmeld::any_policy_or_peer policy = kvmeld::zsmerge{.residual = 2};
   const kvmeld::storage_pair type = GENERATE(from_range(every_storage()));
   kvmeld::cache one = cache_of(type), other = cache_of(type);
   auto state = fixtures::make_state(policy, one), loaded = fixtures::make_state(policy, other);

@@ -4,8 +4,8 @@
 #include <catch2/catch.hpp>
 
 #include "../../examples/evaluate/reference_queries.hpp"
-#include "kvmeld/kvmeld.hpp"
 #include "kvmeld/merge/fit.hpp"
+#include "kvmeld/peers.hpp"
 #include "support/agree.hpp"
 
 namespace refine_test {
@@ -135,7 +135,7 @@ TEST_CASE("refined fold is closer to the full cache on its queries", "[refine]")
     auto copy = kv;
     fold policy;
     policy.prompt.refine = steps;
-    const auto fitted = kvmeld::any_policy(policy);
+    const auto fitted = kvmeld::any_policy_or_peer(policy);
     auto state = fixtures::make_state(fitted, copy);
     const auto reference = evaluate::lookahead(copy, prompt.view(), {.count = tokens});
     const auto head = copy.head(0);

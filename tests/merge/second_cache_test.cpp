@@ -22,7 +22,8 @@ fixtures::cache<q8_0> in_q8_0(fixtures::cache<float>& from) {
 }
 
 /// A plan that a policy makes of a head.
-merge_plan plan_of(const kvmeld::any_policy& policy, const kvmeld::head_ref& head, index_t target) {
+merge_plan plan_of(const kvmeld::any_policy_or_peer& policy, const kvmeld::head_ref& head,
+                   index_t target) {
   auto state = kvmeld::make_head_state(policy, head);
   const fixtures::queries queries(head.length(), head.group(), head.dim());
   observe(policy, head, state, queries.view());
@@ -48,8 +49,8 @@ TEST_CASE("a plan that evicts moves rows of Q8_0 byte for byte", "[second][q8_0]
 }
 
 TEST_CASE("a plan that merges costs rows of Q8_0 one more rounding", "[second][q8_0]") {
-  for (const kvmeld::any_policy& policy :
-       std::vector<kvmeld::any_policy>{kvmeld::zsmerge{}, kvmeld::d2o{.beta = 0}, kvmeld::fold{}}) {
+  for (const kvmeld::any_policy_or_peer& policy : std::vector<kvmeld::any_policy_or_peer>{
+           kvmeld::zsmerge{}, kvmeld::d2o{.beta = 0}, kvmeld::fold{}}) {
     INFO(policy.name());
     auto kv = fixtures::random_cache(128, 64, 1);
     auto second = in_q8_0(kv);

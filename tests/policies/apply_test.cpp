@@ -2,10 +2,10 @@
 // Plans carried out for a policy: what is refused changes nothing, its memory included.
 #include <catch2/catch.hpp>
 
+#include "kvmeld/peers/key_diff.hpp"
 #include "kvmeld/policies/d2o.hpp"
 #include "kvmeld/policies/ems.hpp"
 #include "kvmeld/policies/h2o.hpp"
-#include "kvmeld/policies/key_diff.hpp"
 #include "support/all_heads.hpp"
 #include "support/random.hpp"
 #include "support/typed_cache.hpp"

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Attention Matching and its non-negative least squares, against their oracles and what must hold
 // of any least-squares fit.
-#include "kvmeld/policies/attention_matching.hpp"
+#include "kvmeld/peers/attention_matching.hpp"
 
 #include <catch2/catch.hpp>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "oracle/oracle.hpp"
 #include "support/agree.hpp"
 

@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 #include <limits>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "support/agree.hpp"
 
 namespace policies_baselines_test {
@@ -18,8 +18,8 @@ const setting settings[] = {{100, 8, 1, 40, 60}, {120, 33, 2, 41, 60},    {257, 
                             {45, 7, 2, 40, 20},  {100, 8, 2, 40, 60, 50}, {1, 8, 2, 24, 90, 31}};
 
 /// Both sides with half and bfloat16 storage.
-void agree_in_16_bits(const kvmeld::any_policy& policy, const fixtures::any_oracle& oracle_policy,
-                      index_t steps = 20) {
+void agree_in_16_bits(const kvmeld::any_policy_or_peer& policy,
+                      const fixtures::any_oracle& oracle_policy, index_t steps = 20) {
   const setting s{80, 16, 2, 40, steps};
   agree<Eigen::half>(policy, oracle_policy, s, 1e-2);
   agree<Eigen::bfloat16>(policy, oracle_policy, s, 5e-2);

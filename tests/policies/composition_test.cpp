@@ -16,7 +16,7 @@ namespace composition_test {
 using fixtures::every_policy;
 using fixtures::index_t;
 using fixtures::stream;
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::budget;
 
 constexpr index_t dim = fixtures::one_head::dim, group = fixtures::one_head::group;
@@ -54,7 +54,7 @@ TEST_CASE("one policy compresses the prompt, another decodes", "[composition]") 
     prompt.append(tokens);
     prompt.compress(queries.view(), target);
     for (const auto& second : every_policy()) {
-      if (!second.policy.supports_decode()) {
+      if (!kvmeld::declared(second.policy).supports_decode()) {
         continue;
       }
       INFO(first.name << ", then " << second.name);
@@ -69,7 +69,7 @@ TEST_CASE("one policy compresses the prompt, another decodes", "[composition]") 
         continue;
       }
       next.hand_over(second.policy, queries.view(), target);
-      if (first.policy.evicts()) {
+      if (kvmeld::declared(first.policy).evicts()) {
         REQUIRE(next.bytes() == prompt.bytes());  // what fits is handed over as it is
       } else {
         stream alone(second.policy);  // and a whole prompt is the second policy's own
@@ -88,12 +88,14 @@ TEST_CASE("one policy compresses the prompt, another decodes", "[composition]") 
       whole.step({target});
       for (std::size_t i = 0; i < next.out.size(); ++i) {
         // (ems, where it compressed itself, has a mass of its own.)
-        CHECK((next.out[i] == Approx(whole.out[i]).margin(1e-5) || !first.policy.evicts()));
+        CHECK((next.out[i] == Approx(whole.out[i]).margin(1e-5) ||
+               !kvmeld::declared(first.policy).evicts()));
       }
       index_t length = next.length();
       for (index_t t = 1; t < steps; ++t) {
         next.step({target});
-        const index_t expected = second.policy.evicts() ? std::min(length + 1, target) : length + 1;
+        const index_t expected =
+            kvmeld::declared(second.policy).evicts() ? std::min(length + 1, target) : length + 1;
         REQUIRE((second.exact ? next.length() == expected : next.length() <= expected));
         length = next.length();
       }
@@ -119,7 +121,7 @@ TEST_CASE("compressing again changes nothing, and compressing further keeps fewe
     CHECK(one.bytes() == bytes);
     one.compress(queries.view(), less);
     one.check(tokens, sinks);
-    if (policy.evicts()) {
+    if (kvmeld::declared(policy).evicts()) {
       CHECK(one.length() <= less);
       CHECK((one.length() == less || !exact));
     }
@@ -149,7 +151,7 @@ TEST_CASE("budgets shrink and grow from step to step", "[composition]") {
   constexpr index_t tokens = 60, steps = 80;
   const fixtures::queries queries(tokens, group, dim);
   for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact, latest] : every_policy()) {
-    if (!policy.supports_decode() || !policy.evicts()) {
+    if (!kvmeld::declared(policy).supports_decode() || !kvmeld::declared(policy).evicts()) {
       continue;
     }
     INFO(name);
@@ -162,8 +164,8 @@ TEST_CASE("budgets shrink and grow from step to step", "[composition]") {
         return std::uniform_int_distribution<index_t>(from, to)(fixtures::random_bits());
       };
       // Now a slot more or less, now any, now with a trigger.
-      budget b{t % 3 == 0 ? draw(policy.min_budget(), 60)
-                          : std::max(policy.min_budget(), length + t % 2)};
+      budget b{t % 3 == 0 ? draw(kvmeld::declared(policy).min_budget(), 60)
+                          : std::max(kvmeld::declared(policy).min_budget(), length + t % 2)};
       b.trigger = t % 5 == 0 ? b.slots + draw(1, 9) : 0;
       INFO("step " << t << ": " << length << " slots, target " << b.slots << ", trigger "
                    << b.trigger);
@@ -184,15 +186,15 @@ TEST_CASE("prompts come in chunks, each compressed with what is left of those be
   for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact, latest] : every_policy()) {
     INFO(name);
     stream one(policy);
-    for (index_t round = 1; round <= (policy.evicts() ? 5 : 3); ++round) {
+    for (index_t round = 1; round <= (kvmeld::declared(policy).evicts() ? 5 : 3); ++round) {
       one.append(chunk);
       const fixtures::queries queries(chunk, group, dim);
       one.compress(queries.view(), target);
       one.check(round * chunk, sinks);
-      if (policy.evicts()) {
+      if (kvmeld::declared(policy).evicts()) {
         CHECK((exact ? one.length() == target : one.length() <= target));
       }
-      for (index_t t = 0; t < 5 && round == 2 && policy.supports_decode(); ++t) {
+      for (index_t t = 0; t < 5 && round == 2 && kvmeld::declared(policy).supports_decode(); ++t) {
         stream decode = one;
         decode.step({target});  // a token between two chunks
         decode.check(round * chunk + 1, sinks);

@@ -108,11 +108,11 @@ TEST_CASE("d2o merges what is near and drops what is not", "[d2o]") {
 }
 
 TEST_CASE("d2o refuses parameters out of range", "[errors]") {
-  CHECK_THROWS_WITH(d2o{.recent = 1}.validate(),
-                    Catch::Contains("expected a recent share in [0, 1), got 1"));
-  CHECK_THROWS_WITH(d2o{.sinks = -1}.validate(), Catch::Contains("sinks, got -1"));
-  CHECK_THROWS_WITH(d2o{.beta = 1.5F}.validate(), Catch::Contains("a beta in [0, 1]"));
-  CHECK_NOTHROW(d2o{}.validate());
+  CHECK_THROWS_WITH(validate(d2o{.recent = 1}),
+                    Catch::Contains("expected recent in [0, 1), got 1"));
+  CHECK_THROWS_WITH(validate(d2o{.sinks = -1}), Catch::Contains("], got -1"));
+  CHECK_THROWS_WITH(validate(d2o{.beta = 1.5F}), Catch::Contains("beta in [0, 1]"));
+  CHECK_NOTHROW(validate(d2o{}));
 }
 
 }  // namespace d2o_test

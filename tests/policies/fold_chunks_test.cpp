@@ -4,13 +4,13 @@
 #include <utility>
 #include <vector>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "support/fixtures.hpp"
 
 namespace fold_chunks_test {
 
 using fixtures::index_t;
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::fold;
 
 TEST_CASE("a prompt's chunks are scored by one pass where all its queries are there", "[fold]") {

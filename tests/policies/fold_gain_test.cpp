@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "../../examples/evaluate/reference_queries.hpp"
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "oracle/oracle.hpp"
 #include "support/fixtures.hpp"
 #include "support/model.hpp"
@@ -17,7 +17,7 @@
 namespace fold_gain_test {
 
 using namespace small_model;
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::budget;
 using kvmeld::fold;
 
@@ -252,10 +252,10 @@ TEST_CASE(
 TEST_CASE("fold refuses a gain that is none", "[errors][fold]") {
   using Catch::Contains;
   for (const float g : {-0.1F, 1.1F, std::numeric_limits<float>::quiet_NaN()}) {
-    CHECK_THROWS_WITH((fold{.gain = g}.validate()), Contains("fold: expected a gain in [0, 1]"));
+    CHECK_THROWS_WITH(validate(fold{.gain = g}), Contains("fold: expected gain in [0, 1]"));
   }
-  CHECK_THROWS_WITH((fold{.mean = -1}.validate()), Contains("slots of a head on average, got -1"));
-  CHECK(kvmeld::make_policy("fold:gain=0.2,mean=90").name() == "fold");
+  CHECK_THROWS_WITH(validate(fold{.mean = -1}), Contains("mean in [0, 16777216], got -1"));
+  CHECK(kvmeld::make_policy<kvmeld::any_policy_or_peer>("fold:gain=0.2,mean=90").name() == "fold");
 }
 
 }  // namespace fold_gain_test

@@ -7,7 +7,7 @@
 #include <sstream>
 #include <vector>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "oracle/model_leverage.hpp"
 #include "support/fixtures.hpp"
 #include "support/model.hpp"
@@ -147,7 +147,7 @@ TEST_CASE("a compressor divides slots and pins by the scores that it has weighed
 
 TEST_CASE("without an exponent fold has no weights, and weighing changes no score", "[fold]") {
   measured m(with(0), uneven());
-  CHECK(m.policy.slot_stats().size() == 2);
+  CHECK(kvmeld::declared(m.policy).slot_stats().size() == 2);
   const std::vector<kvmeld::head_state> before = m.states;
   m.weigh();
   for (std::size_t i = 0; i < count; ++i) {
@@ -256,10 +256,11 @@ TEST_CASE("heads with budgets of their own have no other heads to be weighed by"
 
 TEST_CASE("fold refuses a leverage exponent that is none", "[errors][fold]") {
   for (const float e : {-0.1F, 2.1F, std::numeric_limits<float>::quiet_NaN()}) {
-    CHECK_THROWS_WITH(with(e).validate(),
-                      Catch::Contains("fold: expected a leverage exponent in [0, 2]"));
+    CHECK_THROWS_WITH(validate(with(e)),
+                      Catch::Contains("fold: expected leverage_exponent in [0, 2]"));
   }
-  CHECK(kvmeld::make_policy("fold:leverage_exponent=2").name() == "fold");
+  CHECK(kvmeld::make_policy<kvmeld::any_policy_or_peer>("fold:leverage_exponent=2").name() ==
+        "fold");
 }
 
 TEST_CASE("an end_prompt that is refused leaves scores and weights as they are", "[fold][errors]") {

@@ -15,7 +15,7 @@ using kvmeld::budget;
 
 TEST_CASE("fold that remembers no query has no state beside its columns, and decodes", "[fold]") {
   const kvmeld::fold policy{.decode = {.queries = 0}};
-  CHECK(policy.memory(64, 4, 100) == kvmeld::detail::fold_layout::header);
+  CHECK(kvmeld::declared(policy).memory(64, 4, 100) == kvmeld::detail::fold_layout::header);
   auto kv = fixtures::random_cache(60, 8, 2, 80);
   auto state = fixtures::make_state(policy, kv);
   const fixtures::queries own(60, 2, 8);

@@ -39,9 +39,9 @@ void sweep(F f) {
             fold policy{.sinks = sinks, .recent_share = recent_share, .share = share};
             policy.pins = pins, policy.score_share = share, policy.decode.period = period;
             policy.decode.queries = 2;
-            policy.validate();
+            validate(policy);
             for (const index_t slots : {0, 64, 211}) {
-              f(policy, std::max(slots, policy.min_budget() + 1));
+              f(policy, std::max(slots, kvmeld::declared(policy).min_budget() + 1));
             }
           }
         }

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "../../examples/evaluate/reference_queries.hpp"
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "oracle/oracle.hpp"
 #include "support/fixtures.hpp"
 #include "support/terms.hpp"
@@ -12,7 +12,7 @@
 namespace fold_scores_test {
 
 using fixtures::index_t;
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::budget;
 using kvmeld::fold;
 
@@ -268,14 +268,14 @@ TEST_CASE("fold by scores refuses what cannot be", "[errors][fold]") {
   CHECK_THROWS_WITH(fold{}.sharing(5), Contains("slots to share, got 5"));
   fold policy;
   policy.score_share = 1;
-  CHECK_THROWS_WITH(policy.validate(), Contains("expected a score share in [0, 1), got 1"));
+  CHECK_THROWS_WITH(validate(policy), Contains("expected score_share in [0, 1), got 1"));
   policy = fold{};
   policy.clusters = -1;
-  CHECK_THROWS_WITH(policy.validate(), Contains("clusters, got -1"));
+  CHECK_THROWS_WITH(validate(policy), Contains("clusters in [0, 16777216], got -1"));
   const fold shared = fold{}.sharing(88);
   CHECK((shared.prompt_recent == 8 && shared.recent == 22));
   CHECK(shared.clusters == 23);  // 0.3 of 76
-  CHECK(shared.min_budget() == shared.slots_beside_pins());
+  CHECK(kvmeld::declared(shared).min_budget() == shared.slots_beside_pins());
 }
 
 TEST_CASE("fold by scores keeps fewer latest tokens where a question has room", "[fold]") {
@@ -287,12 +287,11 @@ TEST_CASE("fold by scores keeps fewer latest tokens where a question has room", 
   CHECK(roomy.clusters == 12);  // 0.15 of 82
   CHECK((fold{.recent = 0}.sharing(88).prompt_recent == 0));
   CHECK_THROWS_WITH(fold{}.sharing(88, -1), Contains("slack slots, got -1"));
-  CHECK_THROWS_WITH((fold{.room_recent = -1}.validate()),
-                    Contains("recent tokens of a prompt with slack slots, got -1"));
-  CHECK_THROWS_WITH((fold{.room_share = 1}.validate()),
-                    Contains("expected a room share in [0, 1), got 1"));
-  CHECK_THROWS_WITH((fold{.evicted = 1}.validate()),
-                    Contains("expected an evicted share in [0, 1), got 1"));
+  CHECK_THROWS_WITH(validate(fold{.room_recent = -1}),
+                    Contains("room_recent in [0, 16777216], got -1"));
+  CHECK_THROWS_WITH(validate(fold{.room_share = 1}),
+                    Contains("expected room_share in [0, 1), got 1"));
+  CHECK_THROWS_WITH(validate(fold{.evicted = 1}), Contains("expected evicted in [0, 1), got 1"));
 }
 
 }  // namespace fold_scores_test

@@ -4,7 +4,7 @@
 #include <catch2/catch.hpp>
 #include <vector>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "oracle/oracle.hpp"
 #include "support/fixtures.hpp"
 #include "support/terms.hpp"
@@ -12,7 +12,7 @@
 namespace fold_streams_test {
 
 using fixtures::index_t;
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::budget;
 using kvmeld::fold;
 

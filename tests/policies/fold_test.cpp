@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "../../examples/evaluate/reference_queries.hpp"
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "oracle/oracle.hpp"
 #include "support/agree.hpp"
 #include "support/fixtures.hpp"
@@ -81,12 +81,12 @@ TEST_CASE("fold of a prompt is the prototype's", "[golden]") {
     policy.prompt.outlier = 0;  // as the prototype
     policy.prompt.rounds = g.number("rounds");
     policy.prompt.ridge = static_cast<float>(g.real("ridge"));
-    auto state = fixtures::make_state(kvmeld::any_policy(policy), kv);
+    auto state = fixtures::make_state(kvmeld::any_policy_or_peer(policy), kv);
     const auto q = floats(g.of_head("q", 0, 1, dim));
     const auto reference =
         evaluate::lookahead(kv, kvmeld::prompt_queries(q.data(), tokens, 1, group, dim),
                             {.count = g.number("queries"), .ahead = even(g.number("horizon"))});
-    fixtures::compress(kvmeld::any_policy(policy), kv, state, reference.view(),
+    fixtures::compress(kvmeld::any_policy_or_peer(policy), kv, state, reference.view(),
                        budget{g.number("budget")});
     same(kv.head(0), g, 1e-4);
   }
@@ -106,7 +106,7 @@ TEST_CASE("fold in decode is the prototype's", "[golden]") {
                      .queries = g.number("window"),
                      .stride = g.number("stride"),
                      .period = g.number("period")};
-    auto state = fixtures::make_state(kvmeld::any_policy(policy), kv);
+    auto state = fixtures::make_state(kvmeld::any_policy_or_peer(policy), kv);
     const auto q = floats(g.of_head("q", 0, 1, dim)), k = floats(g.of_head("k", 0, 1, dim)),
                v = floats(g.of_head("v", 0, 1, dim));
     const auto at = [](const std::vector<float>& x, index_t t, index_t n) {
@@ -116,7 +116,7 @@ TEST_CASE("fold in decode is the prototype's", "[golden]") {
     int next = 0, caches = 0;
     for (index_t t = 0; t < g.number("tokens"); ++t) {
       INFO("token " << t);
-      fixtures::step(kvmeld::any_policy(policy), kv, state,
+      fixtures::step(kvmeld::any_policy_or_peer(policy), kv, state,
                      {at(q, t, group * dim), at(k, t, dim), at(v, t, dim)},
                      kvmeld::budget_within(policy, slots), out);
       const golden::record expected = g.step(next);
@@ -155,7 +155,7 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
   const index_t of_values = GENERATE(0, 5) + dim;
   fixtures::cache<float> kv{
       terms.shape(1, group, dim, slots + chunk, fixtures::default_rope, of_values)};
-  auto state = fixtures::make_state(kvmeld::any_policy(policy), kv);
+  auto state = fixtures::make_state(kvmeld::any_policy_or_peer(policy), kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   for (int round = 0; round < 2; ++round) {
     auto k = fixtures::normal(chunk * dim);
@@ -171,7 +171,8 @@ TEST_CASE("fold is its oracle: chunks, decode, groups, odd dimensions", "[oracle
     }
     const fixtures::queries queries(chunk, group, dim);
     const auto reference = evaluate::lookahead(kv, queries.view());
-    fixtures::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{slots});
+    fixtures::compress(kvmeld::any_policy_or_peer(policy), kv, state, reference.view(),
+                       budget{slots});
     o.prompt(expected, queries.tensor(), {}, slots);
     REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-3);
   }
@@ -190,10 +191,11 @@ TEST_CASE("what stands out of a prompt keeps its bytes, and where nothing does, 
   }
   const oracle::head before = fixtures::to_oracle(head);
   const fold policy;
-  auto state = fixtures::make_state(kvmeld::any_policy(policy), kv);
+  auto state = fixtures::make_state(kvmeld::any_policy_or_peer(policy), kv);
   const fixtures::queries queries(100, 1, dim);
   const auto reference = evaluate::lookahead(kv, queries.view());
-  fixtures::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{slots});
+  fixtures::compress(kvmeld::any_policy_or_peer(policy), kv, state, reference.view(),
+                     budget{slots});
   index_t same = 0, outlying = 0;
   for (const oracle::slot& s : fixtures::to_oracle(kv.head(0)).slots) {
     const oracle::slot& was = before.slots[static_cast<std::size_t>(s.position)];
@@ -209,11 +211,11 @@ TEST_CASE("what stands out of a prompt keeps its bytes, and where nothing does, 
 TEST_CASE("fold keeps the mass of what it folds, in the mean over its queries", "[fold]") {
   const fold policy;
   auto kv = fixtures::random_cache(200, 16, 2);
-  auto state = fixtures::make_state(kvmeld::any_policy(policy), kv);
+  auto state = fixtures::make_state(kvmeld::any_policy_or_peer(policy), kv);
   const oracle::head full = fixtures::to_oracle(kv.head(0));
   const fixtures::queries queries(100, 2, 16);
   const auto reference = evaluate::lookahead(kv, queries.view());
-  fixtures::compress(kvmeld::any_policy(policy), kv, state, reference.view(), budget{50});
+  fixtures::compress(kvmeld::any_policy_or_peer(policy), kv, state, reference.view(), budget{50});
   oracle::mat rows;
   const auto view = reference.view();
   for (index_t i = 0; i < view.count; ++i) {
@@ -231,13 +233,13 @@ TEST_CASE("the tangent is exact where it was measured, and second order around i
   fold policy{.sinks = 0, .recent = 0, .share = 0};
   policy.prompt.ridge = 0;
   auto kv = fixtures::random_cache(30, dim, 1);
-  auto state = fixtures::make_state(kvmeld::any_policy(policy), kv);
+  auto state = fixtures::make_state(kvmeld::any_policy_or_peer(policy), kv);
   const oracle::head full = fixtures::to_oracle(kv.head(0));
   const fixtures::queries one(1, 1, dim);
   const index_t position = 30;
   auto view = one.view();
   view.position = &position;
-  fixtures::compress(kvmeld::any_policy(policy), kv, state, view, budget{3});
+  fixtures::compress(kvmeld::any_policy_or_peer(policy), kv, state, view, budget{3});
   const oracle::head made = fixtures::to_oracle(kv.head(0));
   const oracle::vec q = fixtures::to_mat(view.at(0, 0), 1, dim)[0];
   const auto error = [&](double step) {

@@ -251,16 +251,16 @@ TEST_CASE("keepkv's votes count tokens in code mode when all merge", "[keepkv]")
 
 TEST_CASE("keepkv refuses parameters out of range, and a step without its query", "[errors]") {
   const std::pair<keepkv, const char*> bad[] = {
-      {{.sinks = -1}, "sinks, got -1"},
-      {{.recent = 1}, "expected a recent share in [0, 1), got 1"},
-      {{.similarity = 1.5F}, "a similarity in [-1, 1]"},
-      {{.window = 0}, "queries in the window, got 0"},
-      {{.decay = 1}, "a decay in [0, 1)"},
-      {{.epsilon = 0}, "a finite epsilon above 0"},
-      {{.variant = keepkv::mode::code, .distance_weight = 0}, "a finite distance_weight above 0"},
+      {{.sinks = -1}, "sinks in [0, 16777216], got -1"},
+      {{.recent = 1}, "expected recent in [0, 1), got 1"},
+      {{.similarity = 1.5F}, "similarity in [-1, 1]"},
+      {{.window = 0}, "window in [1, 16777216], got 0"},
+      {{.decay = 1}, "decay in [0, 1)"},
+      {{.epsilon = 0}, "epsilon in (0, inf), got 0"},
+      {{.variant = keepkv::mode::code, .distance_weight = 0}, "distance_weight in (0, inf), got 0"},
       {{.distance_weight = 1.2F}, "expected variant=1 (code) with a distance_weight"}};
   for (const auto& [policy, message] : bad) {
-    CHECK_THROWS_WITH(policy.validate(), Catch::Contains(message));
+    CHECK_THROWS_WITH(validate(policy), Catch::Contains(message));
   }
   auto kv = fixtures::random_cache(3, 2, 1);
   auto state = fixtures::make_state(keepkv{}, kv);

@@ -29,7 +29,7 @@ std::pair<kvmerger, oracle::kvmerger> both(kvmerger p) {
 
 TEST_CASE("slots to share are those of the last call", "[kvmerger][errors]") {
   const auto again = kvmeld::kvmerger{}.sharing(1000).sharing(100);
-  CHECK(again.min_budget() == kvmeld::kvmerger{}.sharing(100).min_budget());
+  CHECK(kvmeld::declared(again).min_budget() == kvmeld::kvmerger{}.sharing(100).min_budget());
   kvmeld::kvmerger many{.sinks = 32};
   many.share_slots = 1;
   CHECK_THROWS_WITH(many.sharing(40), Catch::Contains("more slots to share than 42"));
@@ -65,7 +65,7 @@ TEST_CASE("kvmerger hits every budget from its least to all tokens", "[kvmerger]
   const fixtures::queries queries(tokens, 2, 8);
   for (const bool gaps_break : {true, false}) {
     const kvmerger policy{.gaps_break = gaps_break};
-    for (index_t target = policy.min_budget(); target <= tokens; ++target) {
+    for (index_t target = kvmeld::declared(policy).min_budget(); target <= tokens; ++target) {
       auto copy = kv;
       auto state = fixtures::make_state(policy, copy);
       fixtures::compress(policy, copy, state, queries.view(), budget{target});
@@ -228,14 +228,14 @@ TEST_CASE("kvmerger decodes with slack: it compresses now and then", "[kvmerger]
 
 TEST_CASE("kvmerger refuses parameters out of range", "[errors]") {
   const std::pair<kvmerger, const char*> bad[] = {
-      {{.epsilon = 2}, "an epsilon in [-1, 1]"},
-      {{.recent = 0.5F, .heavy = 0.5F}, "of at least 0 and together below 1, got 0.5 and 0.5"},
-      {{.sinks = -1}, "sinks, got -1"},
-      {{.sigma = -1}, "a finite sigma of at least 0"},
-      {{.period = -1}, "slots freed at once, got -1"},
-      {{.share_slots = -1}, "slots to share, got -1"}};
+      {{.epsilon = 2}, "epsilon in [-1, 1]"},
+      {{.recent = 0.5F, .heavy = 0.5F}, "together below 1, got 0.5 and 0.5"},
+      {{.sinks = -1}, "sinks in [0, 16777216], got -1"},
+      {{.sigma = -1}, "sigma in [0, inf), got -1"},
+      {{.period = -1}, "period in [0, 16777216], got -1"},
+      {{.share_slots = -1}, "share_slots in [0, 16777216], got -1"}};
   for (const auto& [policy, message] : bad) {
-    CHECK_THROWS_WITH(policy.validate(), Catch::Contains(message));
+    CHECK_THROWS_WITH(validate(policy), Catch::Contains(message));
   }
   CHECK_THROWS_WITH(kvmerger{}.sharing(6), Catch::Contains("more slots to share than 6 that take"));
 }

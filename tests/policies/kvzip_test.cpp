@@ -156,7 +156,7 @@ TEST_CASE("what one repeated token looks up is kept, however little all others l
   auto state = fixtures::make_state(policy, kv);
   second.observe(policy, kv, state);
   fixtures::compress(policy, kv, state, kvmeld::no_queries,
-                     budget{kvmeld::traits::min_budget(policy)});
+                     budget{kvmeld::declared(policy).min_budget()});
   CHECK(kv.head(0).position(4) == fact);
 }
 

@@ -2,7 +2,7 @@
 // Every policy in layers with caps, sinks and slopes against its oracle: a prompt, then decode.
 #include <catch2/catch.hpp>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "support/agree.hpp"
 #include "support/ems_pair.hpp"
 

@@ -43,7 +43,7 @@ TEST_CASE("massfold keeps its scorer's slots, and their keys to the bit", "[mass
   kv.append(kv.heads(0, 0), fixtures::normal(100 * 32), fixtures::normal(100 * 32), 100);
   const auto q = fixtures::normal(100 * 32);
   kvmeld::cache plain = kv;
-  const auto compress = [&](kvmeld::cache& to, const kvmeld::any_policy& policy) {
+  const auto compress = [&](kvmeld::cache& to, const kvmeld::any_policy_or_peer& policy) {
     auto state = kvmeld::make_head_state(policy, to.head(0));
     kvmeld::workspace work;
     kvmeld::observe(policy, to.head(0), state, kvmeld::prompt_queries(q.data(), 100, 1, 1, 32));

@@ -25,12 +25,12 @@ enum class place { none, key, value, query };
 using bits = std::vector<std::uint32_t>;
 
 struct three_heads {
-  kvmeld::any_policy policy;
+  kvmeld::any_policy_or_peer policy;
   fixtures::cache<float> kv;
   fixtures::state state = fixtures::make_state(policy, kv);
   int refused = 0;  ///< calls
 
-  three_heads(const kvmeld::any_policy& p, bool check)
+  three_heads(const kvmeld::any_policy_or_peer& p, bool check)
       : policy(p),
         kv({.heads = heads, .group = group, .dim = dim, .capacity = 90, .check_finite = check}) {}
 
@@ -87,7 +87,7 @@ struct three_heads {
       });
     }
     std::vector<float> out(group * dim);
-    for (index_t t = 0; t < steps && policy.supports_decode(); ++t) {
+    for (index_t t = 0; t < steps && kvmeld::declared(policy).supports_decode(); ++t) {
       for (index_t h = 0; h < heads; ++h) {
         auto k = normal(dim), v = normal(dim), q = normal(group * dim);
         if (h == broken && late && t == at) {
@@ -136,8 +136,10 @@ TEST_CASE("what is not finite in one head changes no bit of the others", "[error
             }
             // A step refuses each such number, and so does all else where the cache checks.
             const auto& p = example.policy;
-            const bool queried = p.uses_attention() || p.prompt_use().needs_queries();
-            const bool comes = late ? p.supports_decode() : where != place::query || queried;
+            const bool queried = kvmeld::declared(p).uses_attention() ||
+                                 kvmeld::declared(p).prompt_use().needs_queries();
+            const bool comes =
+                late ? kvmeld::declared(p).supports_decode() : where != place::query || queried;
             CHECK((with.refused > 0 || !comes || !(late || check)));
           }
         }

@@ -5,10 +5,10 @@
 #include <limits>
 #include <set>
 
-#include "kvmeld/policies/cam.hpp"
-#include "kvmeld/policies/centroids.hpp"
-#include "kvmeld/policies/key_diff.hpp"
-#include "kvmeld/policies/roco.hpp"
+#include "kvmeld/peers/cam.hpp"
+#include "kvmeld/peers/centroids.hpp"
+#include "kvmeld/peers/key_diff.hpp"
+#include "kvmeld/peers/roco.hpp"
 #include "support/agree.hpp"
 
 namespace one_slot_less_test {
@@ -25,7 +25,8 @@ std::set<index_t> positions(const fixtures::head_view<float>& head) {
 }
 
 /// The plan for one slot less.
-kvmeld::merge_plan plan_of(const kvmeld::any_policy& policy, const fixtures::head_view<float>& head,
+kvmeld::merge_plan plan_of(const kvmeld::any_policy_or_peer& policy,
+                           const fixtures::head_view<float>& head,
                            const kvmeld::head_state& state) {
   kvmeld::slot_scratch scratch;
   kvmeld::merge_plan plan;

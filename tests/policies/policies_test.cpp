@@ -12,7 +12,7 @@ namespace policies_test {
 
 using fixtures::every_policy;
 using fixtures::index_t;
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::budget;
 
 /// A head with `tokens` random tokens that has been observed with all its prompt's queries.
@@ -68,10 +68,11 @@ TEST_CASE("a plan obeys its laws and is pure", "[laws]") {
     observed o(policy, tokens);
     // In decode there are no queries at hand.
     for (const auto& queries : {o.queries.view(), kvmeld::query_view<float>{}}) {
-      if (queries.count == 0 && !policy.supports_decode()) {
+      if (queries.count == 0 && !kvmeld::declared(policy).supports_decode()) {
         continue;
       }
-      for (index_t target = policy.min_budget(); target <= tokens + 2; target += 5) {
+      for (index_t target = kvmeld::declared(policy).min_budget(); target <= tokens + 2;
+           target += 5) {
         INFO(name << ", " << tokens << " tokens, target " << target << ", " << queries.count
                   << " queries");
         const auto before = fixtures::bytes_of(o.kv.head(0));
@@ -82,7 +83,7 @@ TEST_CASE("a plan obeys its laws and is pure", "[laws]") {
         CHECK_NOTHROW(kvmeld::check(plan));
         same_plan(plan, again);
         CHECK(fixtures::bytes_of(o.kv.head(0)) == before);
-        const index_t rows = policy.evicts() ? std::min(target, tokens) : tokens;
+        const index_t rows = kvmeld::declared(policy).evicts() ? std::min(target, tokens) : tokens;
         CHECK(plan.rows() <= rows);
         CHECK((plan.rows() == rows || !exact));
         if (target >= tokens) {
@@ -131,14 +132,16 @@ TEST_CASE("slots that stay do not move, and those of the plan are left", "[laws]
       }
       return x;
     };
-    for (int round = 0; round < 5 && policy.evicts() && policy.supports_decode(); ++round) {
+    for (int round = 0; round < 5 && kvmeld::declared(policy).evicts() &&
+                        kvmeld::declared(policy).supports_decode();
+         ++round) {
       while (head.length() < target + freed) {
         head.push(fixtures::normal(16).data(), fixtures::normal(16).data());
         o.state[0].extend(head.length());
         std::vector<float> p(2 * static_cast<std::size_t>(head.length()));
         std::vector<float> out(32), log_sum_exp(2);
         const auto q = fixtures::normal(32);
-        kvmeld::hooks(policy).attend(head, o.state[0], q.data(), out.data(), p, log_sum_exp);
+        kvmeld::declared(policy).attend(head, o.state[0], q.data(), out.data(), p, log_sum_exp);
         kvmeld::observe(policy, head, o.state[0], o.state.workspace(),
                         {.probabilities = p, .log_sum_exp = log_sum_exp, .query = q.data()});
       }
@@ -162,7 +165,7 @@ TEST_CASE("slots that stay do not move, and those of the plan are left", "[laws]
           REQUIRE(slot(s) == of(anchor));
         }
       }
-      kvmeld::hooks(policy).after_compress(head, o.state[0], target);
+      kvmeld::declared(policy).after_compress(head, o.state[0], target);
     }
   }
 }
@@ -212,15 +215,15 @@ TEST_CASE("ties, zeros, duplicates and huge logits leave exactly the budget", "[
     const fixtures::queries queries(80, group, dim, scale);
     fixtures::compress(policy, kv, state, queries.view(), budget{32});
     const index_t length = kv.head(0).length();
-    CHECK((length == (policy.evicts() ? 32 : 80) || (!exact && length < 32)));
+    CHECK((length == (kvmeld::declared(policy).evicts() ? 32 : 80) || (!exact && length < 32)));
     CHECK(finite(kv.head(0)));
     std::vector<float> out(static_cast<std::size_t>(group * dim));
-    for (index_t t = 0; policy.supports_decode() && t < 5; ++t) {
+    for (index_t t = 0; kvmeld::declared(policy).supports_decode() && t < 5; ++t) {
       fixtures::step(
           policy, kv, state,
           {fixtures::normal(group * dim, scale), fixtures::normal(dim), fixtures::normal(dim)},
           budget{32}, out);
-      CHECK(kv.head(0).length() == (policy.evicts() ? 32 : 81 + t));
+      CHECK(kv.head(0).length() == (kvmeld::declared(policy).evicts() ? 32 : 81 + t));
       CHECK(finite(kv.head(0)));
       CHECK(std::ranges::all_of(out, [](float x) { return std::isfinite(x); }));
     }
@@ -263,21 +266,21 @@ TEST_CASE("one token, and a prompt that fits, stay as they are", "[hard]") {
 }
 
 TEST_CASE("a prompt's queries and those of steps are counted once", "[laws]") {
-  namespace traits = kvmeld::traits;
   for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact, latest] : every_policy()) {
     INFO(name);
     auto kv = fixtures::random_cache(40, 8, 2, 48);
     auto state = fixtures::make_state(policy, kv);
     fixtures::compress(policy, kv, state, fixtures::queries(40, 2, 8).view(), budget{32});
-    const bool shown =
-        traits::uses_attention(policy) || traits::prompt_use_of(policy).needs_queries();
+    const bool shown = kvmeld::declared(policy).uses_attention() ||
+                       kvmeld::declared(policy).prompt_use().needs_queries();
     CHECK(state[0].observed() == (shown ? 40 : 0));
     std::vector<float> out(16);
-    for (index_t t = 1; policy.supports_decode() && t <= 3; ++t) {
+    for (index_t t = 1; kvmeld::declared(policy).supports_decode() && t <= 3; ++t) {
       fixtures::step(policy, kv, state,
                      {fixtures::normal(16), fixtures::normal(8), fixtures::normal(8)}, budget{32},
                      out);
-      CHECK(state[0].observed() == (shown ? 40 : 0) + (traits::uses_attention(policy) ? t : 0));
+      CHECK(state[0].observed() ==
+            (shown ? 40 : 0) + (kvmeld::declared(policy).uses_attention() ? t : 0));
     }
   }
 }

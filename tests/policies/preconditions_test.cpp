@@ -11,7 +11,7 @@
 
 namespace preconditions_test {
 
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::attention_spec;
 
 struct scores {
@@ -26,7 +26,7 @@ struct plans {
             kvmeld::slot_scratch&, kvmeld::merge_plan&) const {}
 };
 struct says : plans {
-  static constexpr kvmeld::attention_support supports{.sinks = false};
+  static constexpr kvmeld::attention_support supports() { return {.sinks = false}; }
 };
 struct weighs : says {
   auto mass(const kvmeld::head_ref&, const kvmeld::head_state&) const {
@@ -66,9 +66,9 @@ std::string row(const any_policy& p) {
   for (const layer& l : layers()) {
     add(goes([&] { kvmeld::check(p, l.spec); }));
   }
-  add(kvmeld::traits::supports(p).one_memory);
+  add(kvmeld::declared(p).supports().one_memory);
   add(goes([&] { (void)kvmeld::for_shared(p, 64); }));
-  add(kvmeld::traits::supports_decode(p));
+  add(kvmeld::declared(p).supports_decode());
   return text;
 }
 
@@ -100,12 +100,12 @@ TEST_CASE("a policy of one's own with a plan is for plain positions until it say
           "plans: expected attention without alibi_slopes (it merges slots), got some"));
   CHECK_NOTHROW(kvmeld::check(says{}, alibi));
   CHECK_THROWS_WITH(kvmeld::check(says{}, sinks), Catch::Contains("without sink_logits"));
-  CHECK(kvmeld::traits::supports(scores{}).one_memory);
-  CHECK(!kvmeld::traits::supports(plans{}).one_memory);
+  CHECK(kvmeld::declared(scores{}).supports().one_memory);
+  CHECK(!kvmeld::declared(plans{}).supports().one_memory);
 }
 
 TEST_CASE("what goes with one memory depends on a policy's mode", "[policy]") {
-  const auto one_memory = [](const auto& p) { return kvmeld::traits::supports(p).one_memory; };
+  const auto one_memory = [](const auto& p) { return kvmeld::declared(p).supports().one_memory; };
   using kvmeld::keepkv, kvmeld::kvmerger, kvmeld::streaming_llm;
   CHECK(one_memory(streaming_llm{}));
   CHECK(!one_memory(streaming_llm{.positions = streaming_llm::position_mode::cache_index}));
@@ -118,12 +118,12 @@ TEST_CASE("what goes with one memory depends on a policy's mode", "[policy]") {
 TEST_CASE("all policies go behind a seal but those that measure or move every slot", "[policy]") {
   using kvmeld::streaming_llm;
   for (const any_policy& p : any_policy::every()) {
-    CHECK(kvmeld::traits::supports(p).seals == (p.name() != "ems"));
+    CHECK(kvmeld::declared(p).supports().seals == (p.name() != "ems"));
   }
   const any_policy moves = streaming_llm{.positions = streaming_llm::position_mode::cache_index};
-  CHECK(!kvmeld::traits::supports(moves).seals);
-  CHECK(kvmeld::traits::supports(says{}).seals);
-  CHECK(!kvmeld::traits::supports(weighs{}).seals);  // whatever it says
+  CHECK(!kvmeld::declared(moves).supports().seals);
+  CHECK(kvmeld::declared(says{}).supports().seals);
+  CHECK(!kvmeld::declared(weighs{}).supports().seals);  // whatever it says
 }
 
 }  // namespace preconditions_test

@@ -19,7 +19,7 @@ constexpr std::size_t row = kv_heads * dim;
 
 /// A policy, as it measures a prompt as it does its steps, and its oracle.
 struct measured_alike {
-  kvmeld::any_policy policy;
+  kvmeld::any_policy_or_peer policy;
   fixtures::any_oracle slow;
   bool merges = false;
 };

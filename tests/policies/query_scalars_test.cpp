@@ -28,7 +28,7 @@ struct both_queries {
 
 /// A head measured on each of the two views, and brought to its budget on them.
 template <class T>
-void check(const kvmeld::any_policy& p, const kvmeld::cache& prompt,
+void check(const kvmeld::any_policy_or_peer& p, const kvmeld::cache& prompt,
            const kvmeld::query_view<T>& own, const kvmeld::query_view<float>& floats) {
   kvmeld::cache a = prompt, b = prompt;
   auto measured = make_head_state(p, a.head(0)), wanted = make_head_state(p, b.head(0));

@@ -2,7 +2,7 @@
 // What R-KV holds of the queries that it measures on.
 #include <catch2/catch.hpp>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "support/fixtures.hpp"
 
 namespace r_kv_test {

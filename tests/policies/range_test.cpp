@@ -32,8 +32,8 @@ bool is_finite(const kvmeld::kv_head auto& head) {
 
 /// A prompt and steps, keys and values as held of these sizes. Where tokens are `alike` but for a
 /// tenth, sums of them grow; else what is fitted to them does.
-void check_finite(const kvmeld::any_policy& policy, const kvmeld::storage_pair& type, bool alike,
-                  float key_size, float value_size) {
+void check_finite(const kvmeld::any_policy_or_peer& policy, const kvmeld::storage_pair& type,
+                  bool alike, float key_size, float value_size) {
   streams::restart();
   const fixtures::cache_shape shape{.heads = 1, .group = group, .dim = dim};
   kvmeld::cache kv(shape.spec(), {.capacity = 90, .keys = type.keys, .values = type.values});
@@ -53,10 +53,10 @@ void check_finite(const kvmeld::any_policy& policy, const kvmeld::storage_pair& 
   fixtures::compress(policy, kv, state, kvmeld::prompt_queries(q.data(), prompt, 1, group, dim),
                      most);
   REQUIRE(is_finite(kv.head(0)));
-  REQUIRE((kv.head(0).length() <= most.slots || !policy.evicts()));
+  REQUIRE((kv.head(0).length() <= most.slots || !kvmeld::declared(policy).evicts()));
   std::vector<float> out(group * dim);
-  for (index_t t = 0;
-       t < std::min(steps, kv.head(0).capacity() - kv.head(0).length()) && policy.supports_decode();
+  for (index_t t = 0; t < std::min(steps, kv.head(0).capacity() - kv.head(0).length()) &&
+                      kvmeld::declared(policy).supports_decode();
        ++t) {
     const auto q_now = normal(group * dim), key = token(key_size), v = value();
     fixtures::step(policy, kv, state, {q_now, key, v}, most, out);

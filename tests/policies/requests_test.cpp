@@ -18,12 +18,12 @@ constexpr index_t dim = 8, group = 2;
 
 /// A stream of one head.
 struct stream {
-  kvmeld::any_policy policy;
+  kvmeld::any_policy_or_peer policy;
   fixtures::cache<float> kv;
   kvmeld::head_state state;
   kvmeld::workspace work;
 
-  explicit stream(const kvmeld::any_policy& p, index_t capacity = 400)
+  explicit stream(const kvmeld::any_policy_or_peer& p, index_t capacity = 400)
       : policy(p),
         kv({.heads = 1, .group = group, .dim = dim, .capacity = capacity}),
         state(kvmeld::make_head_state(p, kv.head(0))) {
@@ -52,7 +52,7 @@ TEST_CASE("scores of a prompt in chunks of any size are those of the whole promp
   for (const auto& example : examples) {
     const auto& policy = example.policy;
     for (const int steps : {0, 30}) {  // a conversation: what came before was decoded, to 40 slots
-      if (steps > 0 && !policy.supports_decode()) {
+      if (steps > 0 && !kvmeld::declared(policy).supports_decode()) {
         continue;
       }
       stream first(policy);
@@ -98,7 +98,8 @@ TEST_CASE("scores of a prompt in chunks of any size are those of the whole promp
 TEST_CASE("a head goes from its trigger to its target, and grows again", "[requests]") {
   for (const auto& example : every_policy()) {
     const auto& policy = example.policy;
-    if (!policy.supports_decode() || !policy.evicts() || !example.exact) {
+    if (!kvmeld::declared(policy).supports_decode() || !kvmeld::declared(policy).evicts() ||
+        !example.exact) {
       continue;
     }
     for (const index_t trigger : {0, 41, 42, 60}) {
@@ -118,7 +119,7 @@ TEST_CASE("a head goes from its trigger to its target, and grows again", "[reque
 
 TEST_CASE("a prompt goes to its target, whatever the trigger", "[requests]") {
   for (const auto& example : every_policy()) {
-    if (example.policy.evicts() && example.exact) {
+    if (kvmeld::declared(example.policy).evicts() && example.exact) {
       INFO(example.name);
       stream one(example.policy);
       one.append(50);
@@ -136,11 +137,12 @@ TEST_CASE("a budget within so many slots is one that the policy takes, and uses 
   examples.push_back({"kvmerger, 8 at a time", kvmeld::kvmerger{.period = 8}});
   for (const auto& example : examples) {
     const auto& policy = example.policy;
-    for (index_t slots = policy.min_budget(); policy.evicts() && slots < 100; ++slots) {
+    for (index_t slots = kvmeld::declared(policy).min_budget();
+         kvmeld::declared(policy).evicts() && slots < 100; ++slots) {
       INFO(example.name << ", " << slots << " slots");
       const budget b = kvmeld::budget_within(policy, slots);
       CHECK(b.trigger_length() == slots + 1);
-      CHECK(b.slots >= policy.min_budget());
+      CHECK(b.slots >= kvmeld::declared(policy).min_budget());
     }
   }
 }
@@ -178,18 +180,19 @@ TEST_CASE("the smallest budgets are what the policies protect, and a slot to spa
                                                    {"massfold", 4 + 8 + 1}};
   for (const auto& example : every_policy()) {
     INFO(example.name);
-    if (example.policy.evicts()) {
-      CHECK(example.policy.min_budget() == expected.at(example.name));
+    if (kvmeld::declared(example.policy).evicts()) {
+      CHECK(kvmeld::declared(example.policy).min_budget() == expected.at(example.name));
     }
   }
-  CHECK(kvmeld::keepkv{.recent = 0}.min_budget() == 4 + 1);
-  CHECK(kvmeld::zsmerge{.proximity = 0.5F, .residual = 3}.min_budget() == 8 + 3 + 4 + 1);
+  CHECK(kvmeld::declared(kvmeld::keepkv{.recent = 0}).min_budget() == 4 + 1);
+  CHECK(kvmeld::declared(kvmeld::zsmerge{.proximity = 0.5F, .residual = 3}).min_budget() ==
+        8 + 3 + 4 + 1);
 }
 
 TEST_CASE("a budget too small is refused with the number that would do", "[requests][errors]") {
   for (const auto& example : every_policy()) {
     const auto& policy = example.policy;
-    if (!policy.evicts()) {
+    if (!kvmeld::declared(policy).evicts()) {
       continue;
     }
     INFO(example.name);
@@ -214,9 +217,9 @@ TEST_CASE("a budget too small is refused with the number that would do", "[reque
         REQUIRE(target < 100);
       }
     }
-    for (index_t t = 0; t < 30 && policy.supports_decode(); ++t) {
-      one.step(budget{policy.min_budget()});
-      REQUIRE(one.head().length() <= policy.min_budget());
+    for (index_t t = 0; t < 30 && kvmeld::declared(policy).supports_decode(); ++t) {
+      one.step(budget{kvmeld::declared(policy).min_budget()});
+      REQUIRE(one.head().length() <= kvmeld::declared(policy).min_budget());
     }
   }
 }

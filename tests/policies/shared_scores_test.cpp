@@ -4,11 +4,11 @@
 #include <catch2/catch.hpp>
 #include <vector>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
 
-namespace {
+namespace shared_scores_test {
 
 using kvmeld::index_t;
 constexpr index_t tokens = 96, dim = 8;
@@ -29,7 +29,7 @@ std::vector<float> shared_scores(const P& p, const prompt& x, index_t group = 1)
   auto state = kvmeld::make_head_state(p, head);
   kvmeld::observe(p, head, state, kvmeld::query_view<float>{x.q.data(), tokens, 0, 0, dim}.of(0));
   std::vector<float> out(tokens);
-  kvmeld::traits::shared_scores(p, head, state, out);
+  kvmeld::declared(p).shared_scores(head, state, out);
   return out;
 }
 
@@ -38,7 +38,8 @@ std::vector<float> shared_scores(const P& p, const prompt& x, index_t group = 1)
 std::vector<fixtures::example> sharing_attention() {
   auto all = fixtures::every_policy();
   std::erase_if(all, [](const auto& e) {
-    return !kvmeld::traits::shares(e.policy) || e.name == "kvmerger" || e.name.starts_with("fold");
+    return !kvmeld::declared(e.policy).shares() || e.name == "kvmerger" ||
+           e.name.starts_with("fold");
   });
   for (auto& e : all) {
     e.policy = kvmeld::for_shared(e.policy, 40);
@@ -52,8 +53,6 @@ void expect_near(const std::vector<float>& a, const std::vector<float>& b) {
     CHECK(a[s] == Approx(b[s]).epsilon(1e-3).margin(1e-5));
   }
 }
-
-}  // namespace
 
 TEST_CASE("shared scores: shares of attention, for every policy that gives them") {
   const prompt x;
@@ -101,7 +100,8 @@ TEST_CASE("shared scores: a head whose attention is spread gets more slots than 
   for (const char* name : {"h2o", "scissorhands", "keepkv", "zsmerge", "d2o", "roco"}) {
     CAPTURE(name);
     kvmeld::cache kv(spec, {.capacity = tokens + 1});
-    kvmeld::compressor meld(kv, kvmeld::make_policy(name), kvmeld::budget::shared(slots));
+    kvmeld::compressor meld(kv, kvmeld::make_policy<kvmeld::any_policy_or_peer>(name),
+                            kvmeld::budget::shared(slots));
     kv.append(kv.heads(0, 0), k, v, tokens);
     meld.prompt(kv.heads(0, 0), kvmeld::queries(q, tokens, spec));
     meld.end_prompt(0);
@@ -111,8 +111,10 @@ TEST_CASE("shared scores: a head whose attention is spread gets more slots than 
 
 TEST_CASE("shared scores: a policy without is refused by name") {
   for (const char* name : {"streaming_llm", "cam", "dropkv", "r_kv", "dropkv+massfold"}) {
-    const auto p = kvmeld::make_policy(name);
-    CHECK_FALSE(kvmeld::traits::shares(p));
+    const auto p = kvmeld::make_policy<kvmeld::any_policy_or_peer>(name);
+    CHECK_FALSE(kvmeld::declared(p).shares());
     CHECK_THROWS_WITH(kvmeld::for_shared(p, 40), Catch::Contains(std::string(name) + ": expected"));
   }
 }
+
+}  // namespace shared_scores_test

@@ -16,7 +16,7 @@ namespace storage_drift_test {
 
 using fixtures::index_t;
 using fixtures::normal;
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::budget;
 
 constexpr index_t dim = 32, slots = 48, tokens = 2400;
@@ -67,8 +67,8 @@ off drift(const any_policy& p, float first) {
     const auto length = static_cast<std::size_t>(head.length());
     const auto probabilities = std::span(work.attention).first(length);
     const auto log_sum_exp = std::span(work.log_sum_exp).first(1);
-    kvmeld::hooks(p).attend(head, decides.state[0], q.data(), out.data(), probabilities,
-                            log_sum_exp);
+    kvmeld::declared(p).attend(head, decides.state[0], q.data(), out.data(), probabilities,
+                               log_sum_exp);
     const kvmeld::observation seen{
         .probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q.data()};
     kvmeld::observe(p, head, decides.state[0], work, seen);
@@ -88,8 +88,8 @@ off drift(const any_policy& p, float first) {
       apply(p, work.plan, other, follows.state[0], work.scratch);
     }
     if (head.length() <= b.slots) {
-      kvmeld::hooks(p).after_compress(head, decides.state[0], b.slots);
-      kvmeld::hooks(p).after_compress(other, follows.state[0], b.slots);
+      kvmeld::declared(p).after_compress(head, decides.state[0], b.slots);
+      kvmeld::declared(p).after_compress(other, follows.state[0], b.slots);
     }
   }
   REQUIRE(other.length() == head.length());
@@ -127,7 +127,8 @@ TEST_CASE("merges in every storage stay near those in float", "[half][q8_0]") {
       {"cam", {200, 8.6}},     {"d2o that counts", {48, 9}}, {"ems un-rotated", {32, 21}},
       {"massfold", {24, 10.2}}};
   for (const auto& example : fixtures::every_policy()) {
-    if (!example.policy.supports_decode() || !example.policy.evicts()) {
+    if (!kvmeld::declared(example.policy).supports_decode() ||
+        !kvmeld::declared(example.policy).evicts()) {
       continue;
     }
     const auto named = roundings.find(example.name);

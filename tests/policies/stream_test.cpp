@@ -93,8 +93,8 @@ struct numbers {
 
 /// `tokens` in one head: constant memory, no allocation, sinks still there, no NaN. The mean of
 /// ‖o' − o‖ / ‖v‖ over the first half of the samples and over the second.
-std::array<double, 2> stream(const kvmeld::any_policy& policy, index_t trigger, const numbers& from,
-                             const std::vector<std::vector<double>>& full) {
+std::array<double, 2> stream(const kvmeld::any_policy_or_peer& policy, index_t trigger,
+                             const numbers& from, const std::vector<std::vector<double>>& full) {
   const kvmeld::budget budget =
       trigger == 0 ? kvmeld::budget_within(policy, slots) : kvmeld::budget{slots, trigger};
   fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 72}};
@@ -150,7 +150,7 @@ void stream_all(index_t trigger) {
   for (const auto& [name, policy, sinks, keeps_bytes, ranks, exact, latest] :
        fixtures::every_policy()) {
     INFO(name << ", trigger " << trigger);
-    if (policy.evicts() && policy.supports_decode()) {
+    if (kvmeld::declared(policy).evicts() && kvmeld::declared(policy).supports_decode()) {
       const auto [early, late] = stream(policy, trigger, from, full);
       CHECK(early < 1);  // values have unit variance
       CHECK(late < 1);
@@ -186,7 +186,7 @@ TEST_CASE("clearing and copying heads allocates nothing", "[stream][reuse]") {
 TEST_CASE("a step of listed heads allocates nothing", "[stream][heads]") {
   const numbers from;
   const std::vector<index_t> active = {3, 1};
-  const kvmeld::any_policy policy(kvmeld::h2o{});
+  const kvmeld::any_policy_or_peer policy(kvmeld::h2o{});
   fixtures::cache<float> kv{{.heads = 4, .group = group, .dim = dim, .capacity = 72}};
   kvmeld::compressor meld(kv, policy, kvmeld::budget{slots, slots + 1});
   std::vector<float> out(2 * group * dim);

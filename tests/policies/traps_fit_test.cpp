@@ -11,7 +11,7 @@
 namespace traps_fit_test {
 
 using fixtures::index_t;
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::budget;
 
 constexpr index_t dim = 8, group = 2;
@@ -122,7 +122,8 @@ TEST_CASE("trap: values made of what floats lose", "[traps]") {
       };
       look();
       std::vector<float> out(static_cast<std::size_t>(group * dim));
-      for (index_t t = 0; t < steps && example.policy.supports_decode() && example.policy.evicts();
+      for (index_t t = 0; t < steps && kvmeld::declared(example.policy).supports_decode() &&
+                          kvmeld::declared(example.policy).evicts();
            ++t) {
         const auto own = numbers_of(group, 1, 0.1F), token = fixtures::normal(dim);
         fixtures::step(example.policy, kv, state, {own, token, token}, budget{40}, std::span(out));

@@ -14,7 +14,7 @@ namespace traps_test {
 using fixtures::every_policy;
 using fixtures::index_t;
 using fixtures::normal;
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::budget;
 
 constexpr index_t dim = fixtures::one_head::dim, group = fixtures::one_head::group;
@@ -110,7 +110,7 @@ stream with_unwanted_sinks(const any_policy& policy) {
     s.append(t < 4 ? -4.0F : 1.0F);
   }
   s.compress(32);
-  for (index_t t = 0; t < 40 && policy.supports_decode(); ++t) {
+  for (index_t t = 0; t < 40 && kvmeld::declared(policy).supports_decode(); ++t) {
     s.step(1, 32);
   }
   return s;
@@ -286,7 +286,7 @@ TEST_CASE("trap: the order of slots decides", "[traps]") {
     fixtures::compress(b.policy, b.kv, b.state, queries.view(), budget{target});
     REQUIRE(oracle::set_difference(fixtures::to_oracle(a.head()), fixtures::to_oracle(b.head())) <
             1e-4);
-    for (index_t t = 0; t < 20 && example.policy.supports_decode(); ++t) {
+    for (index_t t = 0; t < 20 && kvmeld::declared(example.policy).supports_decode(); ++t) {
       const auto q = normal(group * dim), k = normal(dim), v = normal(dim);
       fixtures::step(a.policy, a.kv, a.state, {q, k, v}, budget{target}, a.out);
       fixtures::step(b.policy, b.kv, b.state, {q, k, v}, budget{target}, b.out);

@@ -38,7 +38,7 @@ bool is_widened(const auto& a, index_t dim, const auto& b, index_t wide) {
 template <class Storage>
 struct twins {
   index_t key_dim, value_dim, wide = std::max(key_dim, value_dim);
-  kvmeld::any_policy policy;
+  kvmeld::any_policy_or_peer policy;
   fixtures::cache<Storage> narrow{shape(key_dim, value_dim)}, filled{shape(wide, wide)};
   fixtures::state state = fixtures::make_state(policy, narrow),
                   of_filled = fixtures::make_state(policy, filled);
@@ -111,7 +111,7 @@ TEMPLATE_TEST_CASE("LAW: a head is that of rows filled up with zeros, to the bit
         .key_dim = short_keys ? 32 : 64, .value_dim = short_keys ? 64 : 32, .policy = e.policy};
     x.prompt();
     x.same();
-    for (index_t t = 0; t < steps && e.policy.supports_decode(); ++t) {
+    for (index_t t = 0; t < steps && kvmeld::declared(e.policy).supports_decode(); ++t) {
       x.step(t < steps / 2 ? 0 : target + 3);
       x.same();
     }

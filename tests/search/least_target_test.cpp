@@ -70,11 +70,12 @@ TEST_CASE("policies' least budgets are those that fit first", "[select]") {
       CAPTURE(share, sinks);
       const auto slow = [](index_t first, auto fits) { return least_target(first, fits); };
       const auto beside_sinks = [&](index_t t) { return sinks + share_of(share, t) <= t; };
-      REQUIRE(kvmeld::h2o{.recent = share, .sinks = sinks}.min_budget() == slow(1, beside_sinks));
-      REQUIRE(kvmeld::keepkv{.sinks = sinks, .recent = share}.min_budget() ==
+      REQUIRE(kvmeld::declared(kvmeld::h2o{.recent = share, .sinks = sinks}).min_budget() ==
+              slow(1, beside_sinks));
+      REQUIRE(kvmeld::declared(kvmeld::keepkv{.sinks = sinks, .recent = share}).min_budget() ==
               slow(sinks + 1, beside_sinks));
-      REQUIRE(kvmeld::zsmerge{.proximity = share, .residual = 3, .sinks = sinks}.min_budget() ==
-              slow(sinks + 6, [&](index_t t) {
+      REQUIRE(kvmeld::declared(kvmeld::zsmerge{.proximity = share, .residual = 3, .sinks = sinks})
+                  .min_budget() == slow(sinks + 6, [&](index_t t) {
                 return t - std::max(index_t{2}, share_of(share, t)) - 3 > sinks;
               }));
       for (const index_t recent : {0, 24, 5000}) {
@@ -82,14 +83,14 @@ TEST_CASE("policies' least budgets are those that fit first", "[select]") {
           return sinks + std::min(share_of(share, t), recent) + 2 <= t;
         });
         REQUIRE(
-            kvmeld::fold{.sinks = sinks, .recent = recent, .recent_share = share}.min_budget() ==
-            wanted);
+            kvmeld::declared(kvmeld::fold{.sinks = sinks, .recent = recent, .recent_share = share})
+                .min_budget() == wanted);
       }
       const kvmeld::kvmerger two{.recent = share / 2, .heavy = share / 2, .sinks = sinks};
-      const index_t least = two.min_budget();
+      const index_t least = kvmeld::declared(two).min_budget();
       for (const index_t t :
            {index_t{1}, sinks, sinks + 1, least - 1, least, least + 1, 2 * least}) {
-        REQUIRE(two.accepts(t) == (t >= least));
+        REQUIRE(kvmeld::declared(two).accepts(t) == (t >= least));
       }
     }
   }

@@ -69,12 +69,13 @@ using looks = std::function<void(const kvmeld::head_state&, const oracle::head&,
 
 /// `kvmeld::compress`, compiled once for each scalar.
 template <class Scalar>
-void compress(const kvmeld::any_policy& policy, fixtures::cache<Scalar>& kv, fixtures::state& state,
-              const queries& prompt, index_t target);
+void compress(const kvmeld::any_policy_or_peer& policy, fixtures::cache<Scalar>& kv,
+              fixtures::state& state, const queries& prompt, index_t target);
 
 /// Runs both sides on the same random prompt and steps; slots, log-masses and outputs must agree.
 template <class Scalar = float>
-void agree(const kvmeld::any_policy& policy, const any_oracle& oracle_policy, const setting& s,
-           double tolerance = 1e-5, const std::type_identity_t<looks<Scalar>>& also = {});
+void agree(const kvmeld::any_policy_or_peer& policy, const any_oracle& oracle_policy,
+           const setting& s, double tolerance = 1e-5,
+           const std::type_identity_t<looks<Scalar>>& also = {});
 
 }  // namespace fixtures

@@ -9,14 +9,14 @@
 namespace fixtures {
 
 template <class Scalar>
-void compress(const kvmeld::any_policy& policy, fixtures::cache<Scalar>& kv, fixtures::state& state,
-              const queries& prompt, index_t target) {
+void compress(const kvmeld::any_policy_or_peer& policy, fixtures::cache<Scalar>& kv,
+              fixtures::state& state, const queries& prompt, index_t target) {
   fixtures::compress(policy, kv, state, prompt.view(), kvmeld::budget{target});
 }
 
 template <class Scalar>
-void agree(const kvmeld::any_policy& policy, const any_oracle& oracle_policy, const setting& s,
-           double tolerance, const std::type_identity_t<looks<Scalar>>& also) {
+void agree(const kvmeld::any_policy_or_peer& policy, const any_oracle& oracle_policy,
+           const setting& s, double tolerance, const std::type_identity_t<looks<Scalar>>& also) {
   INFO(policy.name() << ": " << s.tokens << " tokens of " << s.dim << " and " << s.of_values()
                      << ", group " << s.group << ", target " << s.target << ", trigger "
                      << s.trigger << ", " << s.terms.name);
@@ -81,7 +81,7 @@ namespace {
 /// A cache with a prompt behind it, and what is given to it on the way.
 template <class Scalar>
 struct session {
-  kvmeld::any_policy policy;
+  kvmeld::any_policy_or_peer policy;
   fixtures::cache<Scalar> kv{{.heads = 2, .group = 2, .dim = 8, .capacity = 192}};
   fixtures::state state = fixtures::make_state(policy, kv);
 
@@ -107,8 +107,8 @@ struct session {
 }  // namespace
 
 template <class Scalar>
-void goes_on(const kvmeld::any_policy& policy) {
-  const bool decodes = policy.supports_decode();
+void goes_on(const kvmeld::any_policy_or_peer& policy) {
+  const bool decodes = kvmeld::declared(policy).supports_decode();
   session<Scalar> one{policy}, other{policy};
   one.prompt(normal(1280)), one.prompt(normal(1280));
   for (int t = 0; t < 25 && decodes; ++t) {
@@ -130,10 +130,10 @@ void goes_on(const kvmeld::any_policy& policy) {
   CHECK(everything(other.kv, other.state) == everything(one.kv, one.state));
 }
 
-template void agree<KVMELD_SCALAR>(const kvmeld::any_policy&, const any_oracle&, const setting&,
-                                   double, const looks<KVMELD_SCALAR>&);
-template void compress(const kvmeld::any_policy&, fixtures::cache<KVMELD_SCALAR>&, fixtures::state&,
-                       const queries&, index_t);
-template void goes_on<KVMELD_SCALAR>(const kvmeld::any_policy&);
+template void agree<KVMELD_SCALAR>(const kvmeld::any_policy_or_peer&, const any_oracle&,
+                                   const setting&, double, const looks<KVMELD_SCALAR>&);
+template void compress(const kvmeld::any_policy_or_peer&, fixtures::cache<KVMELD_SCALAR>&,
+                       fixtures::state&, const queries&, index_t);
+template void goes_on<KVMELD_SCALAR>(const kvmeld::any_policy_or_peer&);
 
 }  // namespace fixtures

@@ -15,7 +15,7 @@ namespace fixtures {
 struct one_head {
   static constexpr index_t dim = 8, group = 2;
 
-  kvmeld::any_policy policy;
+  kvmeld::any_policy_or_peer policy;
   fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 200}};
   fixtures::state state = fixtures::make_state(policy, kv);
   std::vector<float> out = std::vector<float>(group * dim);
@@ -43,7 +43,7 @@ struct one_head {
 
 /// One head on its way, and its laws.
 struct stream : one_head {
-  explicit stream(const kvmeld::any_policy& p) : one_head{p} {}
+  explicit stream(const kvmeld::any_policy_or_peer& p) : one_head{p} {}
 
   std::vector<float> bytes() { return bytes_of(head()); }
 
@@ -64,7 +64,7 @@ struct stream : one_head {
     fixtures::step(policy, kv, state, {normal(group * dim), normal(dim), normal(dim)}, b, out);
   }
   /// Another policy goes on where this one is: a fresh state, measured on what remains.
-  void hand_over(const kvmeld::any_policy& to, const kvmeld::query_view<float>& queries,
+  void hand_over(const kvmeld::any_policy_or_peer& to, const kvmeld::query_view<float>& queries,
                  index_t target) {
     policy = to;
     state = fixtures::make_state(policy, kv);

@@ -5,14 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 
 namespace fixtures {
 
 /// A policy as the laws run it: through any_policy, so that each call is compiled once for all.
 struct example {
   std::string name;
-  kvmeld::any_policy policy;
+  kvmeld::any_policy_or_peer policy;
   kvmeld::index_t sinks = 4;
   bool keeps_bytes = true;  ///< of sinks and the latest; else they take in others, in their place
   bool ranks = true;        ///< slots by its first column

@@ -29,14 +29,14 @@ struct text {
 
 /// Heads of one policy, each of them run alone.
 struct heads {
-  kvmeld::any_policy policy;
+  kvmeld::any_policy_or_peer policy;
   budget limit;
   cache<float> kv;
   fixtures::state state = fixtures::make_state(policy, kv);
 
-  explicit heads(const kvmeld::any_policy& p, index_t count = 1, index_t capacity = 100)
+  explicit heads(const kvmeld::any_policy_or_peer& p, index_t count = 1, index_t capacity = 100)
       : policy(p),
-        limit{std::max(30, p.min_budget())},
+        limit{std::max(30, kvmeld::declared(p).min_budget())},
         kv({.heads = count, .group = text::group, .dim = text::dim, .capacity = capacity}) {}
 
   void prompt(index_t h, const text& x) {
@@ -48,7 +48,8 @@ struct heads {
   /// The outputs of steps `from` to `to` − 1.
   std::vector<float> decode(index_t h, const text& x, index_t from, index_t to) {
     std::vector<float> all, out(x.group * x.dim);
-    for (index_t t = x.tokens + from; t < x.tokens + to && policy.supports_decode(); ++t) {
+    for (index_t t = x.tokens + from;
+         t < x.tokens + to && kvmeld::declared(policy).supports_decode(); ++t) {
       check_step(policy, kv.head(h), limit);
       step(policy, kv.head(h), state[h], state.workspace(), x.at(x.q, t, x.group * x.dim).data(),
            x.at(x.k, t, x.dim).data(), x.at(x.v, t, x.dim).data(), limit, out.data());

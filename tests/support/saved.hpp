@@ -49,14 +49,14 @@ std::string saved(const auto& policy, kvmeld::kv_cache auto& kv, fixtures::state
 
 /// LAW: in the middle of a stream, a cache that was saved and loaded goes on as the one it was.
 template <class Scalar>
-void goes_on(const kvmeld::any_policy& policy);
+void goes_on(const kvmeld::any_policy_or_peer& policy);
 
 /// Two heads under two policies, one of them not measured since its last token: every kind of
 /// field.
 struct small {
-  std::vector<kvmeld::any_policy> each = {kvmeld::snapkv{.window = 2, .sinks = 0},
-                                          kvmeld::zsmerge{}};
-  std::span<const kvmeld::any_policy> policies = each;
+  std::vector<kvmeld::any_policy_or_peer> each = {kvmeld::snapkv{.window = 2, .sinks = 0},
+                                                  kvmeld::zsmerge{}};
+  std::span<const kvmeld::any_policy_or_peer> policies = each;
   fixtures::cache<Eigen::half> kv{{.heads = 2, .group = 1, .dim = 3, .capacity = 6}};
   fixtures::state state = fixtures::make_state(policies, kv);
 

@@ -15,7 +15,7 @@ namespace sealed {
 using namespace small_model;
 using kvmeld::budget, kvmeld::errc;
 using floats = std::vector<float>;
-using compressor = kvmeld::compressor<kvmeld::any_policy>;
+using compressor = kvmeld::compressor<kvmeld::any_policy_or_peer>;
 
 inline constexpr index_t prefix = 24, question = 60, slots = 40, capacity = 128;
 
@@ -41,8 +41,8 @@ struct pair {
   compressor meld, alone;
   floats sealed;  // bits of the sealed slots of all heads
 
-  pair(const kvmeld::any_policy& policy, const budget& b, const kvmeld::attention_spec& layer,
-       kvmeld::storage type = kvmeld::storage::f32)
+  pair(const kvmeld::any_policy_or_peer& policy, const budget& b,
+       const kvmeld::attention_spec& layer, kvmeld::storage type = kvmeld::storage::f32)
       : spec(layer),
         kv(spec, {.layers = layers_of, .capacity = capacity, .keys = type, .values = type}),
         lone(begun(type)),

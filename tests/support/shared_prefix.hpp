@@ -39,9 +39,9 @@ struct engine {
   floats keys, values;
   std::vector<index_t> table, pool;
   kvmeld::paged_cache kv;
-  kvmeld::compressor<kvmeld::any_policy> meld;
+  kvmeld::compressor<kvmeld::any_policy_or_peer> meld;
 
-  engine(bool shared, const kvmeld::any_policy& policy, const budget& b)
+  engine(bool shared, const kvmeld::any_policy_or_peer& policy, const budget& b)
       : shares(shared),
         keys(static_cast<std::size_t>(layers * requests * pages * slots * kv_heads * dim)),
         values(keys),

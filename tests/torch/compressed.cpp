@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "kvmeld/compressor.hpp"
-#include "kvmeld/make_policy.hpp"
 #include "kvmeld/memory/cache.hpp"
+#include "kvmeld/peers.hpp"
 
 int main(int argc, char** argv) {
   if (argc != 9) {
@@ -21,7 +21,8 @@ int main(int argc, char** argv) {
   kvmeld::attention_spec spec{.kv_heads = heads, .group = group, .key_dim = dim};
   spec.rope = kvmeld::rotary::halves(std::atof(argv[8]));
   kvmeld::cache kv(spec, {.layers = layers, .requests = 1, .capacity = tokens + 1});
-  kvmeld::compressor meld(kv, kvmeld::make_policy(argv[1]), kvmeld::budget::shared(number(2)));
+  kvmeld::compressor meld(kv, kvmeld::make_policy<kvmeld::any_policy_or_peer>(argv[1]),
+                          kvmeld::budget::shared(number(2)));
   const auto read = [&](kvmeld::index_t rows) {
     std::vector<float> x(static_cast<std::size_t>(tokens * rows * dim));
     return std::fread(x.data(), sizeof(float), x.size(), stdin) == x.size() ? x

@@ -26,7 +26,7 @@ void compress(const Policy& policy, const cache_view<Scalar>& cache, const state
     expects(errc::unsupported, !remembers<rule_type> || queries.indptr == nullptr,
             "cuda compress: expected ", Policy::name(),
             " with an indptr in observe and lookahead alone, got one");
-    policy.validate();
+    detail::expect_valid(policy);
     detail::check_state(policy, rule, cache, state, "cuda compress");
     const head_budgets targets = head_budgets(limits).without_triggers();
     targets.check(cache.heads, "cuda compress", [&](const budget& x) {

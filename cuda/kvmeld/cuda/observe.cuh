@@ -21,7 +21,7 @@ void observe(const Policy& policy, const cache_view<Scalar>& cache, const state_
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;
   if constexpr (rule_type::evicts) {
-    policy.validate();
+    detail::expect_valid(policy);
     detail::check_state(policy, rule, cache, state, "cuda observe");
   }
   if constexpr (rule_type::evicts && observes_prompts<rule_type>) {

@@ -23,7 +23,7 @@ void step_by(const Policy& policy, const cache_view<Scalar>& cache, const state_
   using device = device_policy<Policy>;
   using rule_type = std::remove_const_t<decltype(rule)>;
   if constexpr (rule_type::evicts) {
-    policy.validate();
+    expect_valid(policy);
   }
   limits.check(cache.heads, "cuda step", [&](const budget& x) {
     expects(x.slots > 0 && x.slots < cache.capacity, "cuda step: expected a target of 1 to ",

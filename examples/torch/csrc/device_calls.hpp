@@ -8,9 +8,8 @@
 #include <string_view>
 
 #include "cache_tensors.hpp"
-#include "kvmeld/any_policy.hpp"
 #include "kvmeld/cuda/memory/workspace.cuh"
-#include "kvmeld/make_policy.hpp"
+#include "kvmeld/peers.hpp"
 
 namespace kvmeld_torch {
 
@@ -34,7 +33,7 @@ struct device_budgets {
 /// kernels refuse.
 class device_calls {
  public:
-  using policy = kvmeld::any_policy;
+  using policy = kvmeld::any_policy_or_peer;
 
   /// Bytes for `compress` on so many queries, with so many before them, to so many slots, for
   /// `step` and for `attend`.

@@ -153,10 +153,10 @@ class device_work {
 
 /// What compress takes of a prompt's own queries: where the policy plans ahead, some moved there.
 /// What it wants of all is measured first. Both are empty for any other policy.
-std::tuple<Tensor, Tensor> moved_ahead(device_work& work, const kvmeld::any_policy& p,
+std::tuple<Tensor, Tensor> moved_ahead(device_work& work, const kvmeld::any_policy_or_peer& p,
                                        const query_layout& own) {
   const auto& s = work.shape();
-  const auto use = p.prompt_use();
+  const auto use = kvmeld::declared(p).prompt_use();
   const kvmeld::lookahead_options options{use.count, use.positions};
   const bool ahead = use.plans == kvmeld::prompt_use::planned::lookahead && own.count > 0;
   const index_t n = ahead ? work.calls().lookahead_count(own.count, options) : 0;
@@ -179,9 +179,10 @@ std::tuple<Tensor, Tensor> observe(const text& policy, TensorList cache, const T
   return guarded([&] {
     device_work work(cache, {group, scale, terms}, {});
     const auto& p = policy_of(policy);
-    kvmeld::expects(
-        kvmeld::errc::unsupported, p.prompt_use().plans != kvmeld::prompt_use::planned::latest,
-        "observe: expected a policy that need not see a prompt again on a GPU, got ", p.name());
+    kvmeld::expects(kvmeld::errc::unsupported,
+                    kvmeld::declared(p).prompt_use().plans != kvmeld::prompt_use::planned::latest,
+                    "observe: expected a policy that need not see a prompt again on a GPU, got ",
+                    p.name());
     return moved_ahead(work, p, work.queries(queries, {}, before).rows());
   });
 }
@@ -194,7 +195,8 @@ void compress(const text& policy, TensorList cache, const maybe_tensor& queries,
     const auto& p = policy_of(policy);
     query_tensors given = work.queries(queries, positions, 0);
     std::tuple<Tensor, Tensor> ahead;
-    if (!positions && p.prompt_use().plans == kvmeld::prompt_use::planned::lookahead) {
+    if (!positions &&
+        kvmeld::declared(p).prompt_use().plans == kvmeld::prompt_use::planned::lookahead) {
       ahead = moved_ahead(work, p, given.rows());
       given = work.queries(std::get<0>(ahead), std::get<1>(ahead), 0);
     }

@@ -7,7 +7,7 @@
 
 namespace kvmeld_torch {
 
-using kvmeld::any_policy;
+using any_policy = kvmeld::any_policy_or_peer;
 using kvmeld::budget;
 using kvmeld::expects;
 using kvmeld::held_queries;
@@ -156,9 +156,9 @@ void attend(const any_policy& policy, tensor_cache cache, const float* query, fl
     const std::ptrdiff_t row = std::ptrdiff_t{h} * shape.group;
     auto packed = std::span(states.work(worker).attention)
                       .first(probabilities != nullptr ? group * length : 0);
-    kvmeld::hooks(policy).attend(head, states[h], query + row * shape.dim,
-                                 out + row * shape.value_dim, packed,
-                                 std::span(log_sum_exp + row, group), nullptr);
+    kvmeld::declared(policy).attend(head, states[h], query + row * shape.dim,
+                                    out + row * shape.value_dim, packed,
+                                    std::span(log_sum_exp + row, group), nullptr);
     for (std::size_t g = 0; g < group && probabilities != nullptr; ++g) {
       float* const to = probabilities + (row + static_cast<std::ptrdiff_t>(g)) * shape.capacity;
       std::ranges::copy(packed.subspan(g * length, length), to);

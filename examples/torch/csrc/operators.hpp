@@ -29,10 +29,10 @@ struct threads {
 
 static_assert(kvmeld::executor<threads>);
 
-/// The policy of that text (kvmeld/make_policy.hpp), `fold/90` as it is where a model's heads share
+/// The policy of that text (kvmeld/peers.hpp), `fold/90` as it is where a model's heads share
 /// 90 slots each on average. What was made before is remembered.
 /// Refused: shared slots of a policy without scores, fewer than it can share.
-const kvmeld::any_policy& policy_of(std::string_view text);
+const kvmeld::any_policy_or_peer& policy_of(std::string_view text);
 /// What a model's attention has beside its shape and scale, as numbers: the soft cap, whether
 /// rotated pairs are interleaved, whether they are a head's last ones, then three lists with their
 /// lengths before them: frequencies in radians per position, logits of the sinks and ALiBi's slopes
@@ -46,8 +46,8 @@ std::vector<kvmeld::budget> budgets_of(index_t heads, std::span<const std::int64
 
 /// Slots of each head, `slots` on average, by one threshold over `scores [heads, width]`: +inf for
 /// what a head keeps whatever its score, -inf where it has no slot.
-std::vector<std::int64_t> divide(const kvmeld::any_policy& policy, std::span<const float> scores,
-                                 index_t heads, index_t slots);
+std::vector<std::int64_t> divide(const kvmeld::any_policy_or_peer& policy,
+                                 std::span<const float> scores, index_t heads, index_t slots);
 
 using query_rows = kvmeld::query_view<float>;
 
@@ -60,25 +60,26 @@ struct kept_queries {
 };
 
 /// Measures a prompt on its own queries, as `compressor::prompt` does.
-kept_queries observe(const kvmeld::any_policy& policy, tensor_cache cache, const query_rows& own,
-                     const threads& run);
+kept_queries observe(const kvmeld::any_policy_or_peer& policy, tensor_cache cache,
+                     const query_rows& own, const threads& run);
 /// `queries`: a prompt's own, which are observed first; with positions those that `observe` kept;
 /// or none, where it kept none.
-void compress(const kvmeld::any_policy& policy, tensor_cache cache, const query_rows& queries,
-              std::span<const kvmeld::budget> budgets, const threads& run);
+void compress(const kvmeld::any_policy_or_peer& policy, tensor_cache cache,
+              const query_rows& queries, std::span<const kvmeld::budget> budgets,
+              const threads& run);
 
 /// A decode step's attention: `probabilities [heads, group, capacity]` of which a head's length is
 /// used, `log_sum_exp [heads, group]` and `query [heads, group, dim]` or null.
-void observe_step(const kvmeld::any_policy& policy, tensor_cache cache, const float* probabilities,
-                  const float* log_sum_exp, const float* query);
+void observe_step(const kvmeld::any_policy_or_peer& policy, tensor_cache cache,
+                  const float* probabilities, const float* log_sum_exp, const float* query);
 
-void step(const kvmeld::any_policy& policy, tensor_cache cache, const kvmeld::step_input& in,
-          std::span<const kvmeld::budget> budgets, const kvmeld::head_selection& heads,
-          std::span<float> out, const threads& run);
+void step(const kvmeld::any_policy_or_peer& policy, tensor_cache cache,
+          const kvmeld::step_input& in, std::span<const kvmeld::budget> budgets,
+          const kvmeld::head_selection& heads, std::span<float> out, const threads& run);
 
 /// `query [heads, group, dim]`, `out [heads, group, value_dim]`, `log_sum_exp [heads, group]`;
 /// `probabilities [heads, group, capacity]`, 0 behind a head's length, or null.
-void attend(const kvmeld::any_policy& policy, tensor_cache cache, const float* query, float* out,
-            float* log_sum_exp, float* probabilities, const threads& run);
+void attend(const kvmeld::any_policy_or_peer& policy, tensor_cache cache, const float* query,
+            float* out, float* log_sum_exp, float* probabilities, const threads& run);
 
 }  // namespace kvmeld_torch

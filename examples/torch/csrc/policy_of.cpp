@@ -7,7 +7,7 @@
 #include <string>
 
 #include "kvmeld/compress/shared_slots.hpp"
-#include "kvmeld/make_policy.hpp"
+#include "kvmeld/peers.hpp"
 #include "operators.hpp"
 
 namespace kvmeld_torch {
@@ -48,12 +48,13 @@ void read_terms(std::span<const double> numbers, kvmeld::attention_spec& spec) {
   kvmeld::expects(numbers.empty(), "terms: expected no more numbers, got ", numbers.size());
 }
 
-const kvmeld::any_policy& policy_of(std::string_view text) {
-  thread_local std::map<std::string, kvmeld::any_policy, std::less<>> made;
+const kvmeld::any_policy_or_peer& policy_of(std::string_view text) {
+  thread_local std::map<std::string, kvmeld::any_policy_or_peer, std::less<>> made;
   auto at = made.find(text);
   if (at == made.end()) {
     const std::size_t slash = text.find('/');
-    kvmeld::any_policy policy = kvmeld::make_policy(text.substr(0, slash));
+    kvmeld::any_policy_or_peer policy =
+        kvmeld::make_policy<kvmeld::any_policy_or_peer>(text.substr(0, slash));
     if (slash != text.npos) {
       const std::string_view given = text.substr(slash + 1);
       index_t slots = 0;
@@ -98,8 +99,8 @@ std::vector<kvmeld::budget> budgets_of(index_t heads, std::span<const std::int64
   return all;
 }
 
-std::vector<std::int64_t> divide(const kvmeld::any_policy& policy, std::span<const float> scores,
-                                 index_t heads, index_t slots) {
+std::vector<std::int64_t> divide(const kvmeld::any_policy_or_peer& policy,
+                                 std::span<const float> scores, index_t heads, index_t slots) {
   constexpr float all = std::numeric_limits<float>::infinity();
   const std::size_t width = scores.size() / static_cast<std::size_t>(heads);
   std::vector<std::vector<float>> of_heads;

@@ -18,11 +18,11 @@ std::vector<std::int64_t> describe(const text& policy, std::int64_t dim, std::in
   return guarded([&]() -> std::vector<std::int64_t> {
     const auto& p = policy_of(policy);
     const auto shared = kvmeld::shared_slots::of(p);
-    return {static_cast<std::int64_t>(p.slot_stats().size()),
-            static_cast<std::int64_t>(p.memory(positive("dim", dim), positive("group", group),
-                                               positive("capacity", capacity))),
-            p.supports_decode(),
-            p.evicts(),
+    return {static_cast<std::int64_t>(kvmeld::declared(p).slot_stats().size()),
+            static_cast<std::int64_t>(kvmeld::declared(p).memory(
+                positive("dim", dim), positive("group", group), positive("capacity", capacity))),
+            kvmeld::declared(p).supports_decode(),
+            kvmeld::declared(p).evicts(),
             shared.column,
             shared.sinks,
             shared.latest};

@@ -7,8 +7,8 @@
 #include <random>
 
 #include "kvmeld/compressor.hpp"
-#include "kvmeld/make_policy.hpp"
 #include "kvmeld/memory/cache.hpp"
+#include "kvmeld/peers.hpp"
 
 int main(int argc, char** argv) {
   if (argc != 7) {
@@ -24,7 +24,8 @@ int main(int argc, char** argv) {
   kvmeld::strided_cache kv({.kv_heads = heads, .group = group, .key_dim = dim},
                            {.capacity = slots + 1}, kvmeld::rows(keys, hnd),
                            kvmeld::rows(values, hnd));
-  kvmeld::compressor meld(kv, kvmeld::make_policy(argv[1]), kvmeld::budget{.slots = slots});
+  kvmeld::compressor meld(kv, kvmeld::make_policy<kvmeld::any_policy_or_peer>(argv[1]),
+                          kvmeld::budget{.slots = slots});
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   const auto rows = [&](kvmeld::index_t n) {

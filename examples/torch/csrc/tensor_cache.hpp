@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cache_tensors.hpp"
-#include "kvmeld/any_policy.hpp"
 #include "kvmeld/compress/workspace.hpp"
+#include "kvmeld/peers.hpp"
 
 namespace kvmeld_torch {
 
@@ -49,7 +49,8 @@ class tensor_states {
  public:
   /// Refused: tensors of another size than `policy` needs, lengths that cannot be, a model that it
   /// does not go with.
-  tensor_states(const kvmeld::any_policy& policy, const tensor_cache& cache, index_t workers)
+  tensor_states(const kvmeld::any_policy_or_peer& policy, const tensor_cache& cache,
+                index_t workers)
       : at_(cache.tensors()), all_(made(policy, at_)), work_(workspaces(at_.shape, workers)) {}
   tensor_states(const tensor_states&) = delete;
   tensor_states& operator=(const tensor_states&) = delete;
@@ -73,10 +74,10 @@ class tensor_states {
     }
     return all;
   }
-  static std::vector<kvmeld::head_state> made(const kvmeld::any_policy& policy,
+  static std::vector<kvmeld::head_state> made(const kvmeld::any_policy_or_peer& policy,
                                               const cache_tensors& at) {
     kvmeld::check(policy, *at.spec);
-    const auto kinds = policy.slot_stats();
+    const auto kinds = kvmeld::declared(policy).slot_stats();
     kvmeld::expects(kinds.size() == static_cast<std::size_t>(at.column_count), policy.name(),
                     ": expected columns [heads, ", kinds.size(), ", capacity], got ",
                     at.column_count, " columns per head");
@@ -91,9 +92,11 @@ class tensor_states {
                       "measured: expected a capacity of at least 1 slot, got ", row[2], " of head ",
                       h);
       const auto laid_out = static_cast<index_t>(row[2]);
-      const std::size_t memory = policy.memory(at.shape.row_dim(), at.shape.group, laid_out);
-      kvmeld::expects(at.length[h] < laid_out || policy.memory(at.shape.row_dim(), at.shape.group,
-                                                               at.shape.capacity) <= memory,
+      const std::size_t memory =
+          kvmeld::declared(policy).memory(at.shape.row_dim(), at.shape.group, laid_out);
+      kvmeld::expects(at.length[h] < laid_out ||
+                          kvmeld::declared(policy).memory(at.shape.row_dim(), at.shape.group,
+                                                          at.shape.capacity) <= memory,
                       policy.name(), ": expected memory for more than ", at.length[h],
                       " slots, got memory for ", laid_out);
       kvmeld::expects(memory <= static_cast<std::size_t>(at.memory_row), policy.name(),

@@ -189,8 +189,8 @@ class compressor_base : protected head_policies<P> {
     if (kv_.in_pages()) {
       const index_t length = kv_.head(h).length(), last = length + tokens,
                     kept = of(h).kept.count();
-      const bool plans =
-          b.reached(last - kept) && by_policy(h, [](const auto& p) { return traits::evicts(p); });
+      const bool plans = b.reached(last - kept) &&
+                         by_policy(h, [](const auto& p) { return declared(p).evicts(); });
       kv_.expect_own_pages(call, h, plans ? kept : length, last);
     }
   }
@@ -278,7 +278,7 @@ class compressor_base : protected head_policies<P> {
   };
   /// Is it a head whose pinned tokens need slots that its policy does not see?
   bool pins(index_t h) const {
-    return !is_cut(h) && by_policy(h, [](const auto& p) { return traits::evicts(p); });
+    return !is_cut(h) && by_policy(h, [](const auto& p) { return declared(p).evicts(); });
   }
   bool is_pinned(index_t request, index_t position) const {
     return std::ranges::any_of(pins_[as_size(request)], [&](const token_span& t) {
@@ -374,8 +374,8 @@ class compressor_base : protected head_policies<P> {
     expect_left(call, h, of(h).held.begun());
     expect_own_pages(call, h, b, 0);
     by_policy(h, [&](const auto& p) {
-      expects(kv_.head(h).length() - of(h).kept.count() <= b.slots || !traits::evicts(p) ||
-                  !traits::prompt_use_of(p).needs_queries() || of(h).held.begun() ||
+      expects(kv_.head(h).length() - of(h).kept.count() <= b.slots || !declared(p).evicts() ||
+                  !declared(p).prompt_use().needs_queries() || of(h).held.begun() ||
                   of(h).state.observed() > 0,
               p.name(), ": expected the prompt's queries, got none");
     });

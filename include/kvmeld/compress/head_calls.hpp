@@ -11,7 +11,7 @@
 #include "kvmeld/compress/held_queries.hpp"
 #include "kvmeld/compress/one_head.hpp"
 #include "kvmeld/executor.hpp"
-#include "kvmeld/policies/hooks.hpp"
+#include "kvmeld/policies/declared.hpp"
 
 namespace kvmeld::inline v0 {
 
@@ -194,10 +194,10 @@ class head_calls : protected compressor_base<P> {
     }
     by_policy(h, [&](const auto& p) {
       expect_seals("pin: ", p);
-      const std::int64_t most = slots_of(h) - traits::min_budget(p);
+      const std::int64_t most = slots_of(h) - declared(p).min_budget();
       expects(pinned <= most, "pin: expected at most ", std::max(most, std::int64_t{0}),
               " tokens in all (", slots_of(h), " slots of the budget, of which ", p.name(),
-              " needs ", traits::min_budget(p), "), got ", pinned);
+              " needs ", declared(p).min_budget(), "), got ", pinned);
     });
   }
 
@@ -330,7 +330,7 @@ void head_calls<P>::finish(index_t h, index_t slots, workspace& work) {
   this->leave(h);
   this->count_tokens(head_range{h, 1});
   by_seen([&](const auto& p, const head_ref& head) {
-    hooks(p).after_compress(head, one.state, slots);
+    declared(p).after_compress(head, one.state, slots);
   });
   this->give_back(h, one.limit.trigger_length());
 }

@@ -13,7 +13,7 @@
 #include "kvmeld/compress/seals.hpp"
 #include "kvmeld/compress/shared_slots.hpp"
 #include "kvmeld/memory/head_selection.hpp"
-#include "kvmeld/policies/traits.hpp"
+#include "kvmeld/policies/declared.hpp"
 
 namespace kvmeld::inline v0::detail {
 
@@ -78,7 +78,7 @@ class head_policies {
               "compressor: expected one shared budget for all heads, got ", budgets.size());
       expects(!b.alike || policies.size() == 1,
               "compressor: expected one policy for the same tokens, got ", policies.size());
-      traits::validate(p);
+      declared(p).validate();
       expects(!b.is_shared || sharing == nullptr || same_parameters(p, *sharing),
               "compressor: expected one policy with equal options where heads share a budget, got ",
               p.name(), " and ", sharing == nullptr ? p.name() : sharing->name(),
@@ -135,7 +135,7 @@ class head_policies {
   /// less, but no fewer than its policy needs.
   budget limit_without(index_t h, const budget& limit, index_t pinned) const {
     const P& p = policy_of(h);
-    const index_t least = traits::min_budget(p), slots = std::max(limit.slots - pinned, least);
+    const index_t least = declared(p).min_budget(), slots = std::max(limit.slots - pinned, least);
     return budget_of(h).trigger > 0
                ? budget{slots, std::max(limit.trigger - pinned, slots + 1)}
                : budget_within(p, std::max(limit.trigger_length() - 1 - pinned, least));
@@ -158,10 +158,10 @@ class head_policies {
   /// ones: of the budget, which counts the pinned ones, or more.
   std::int64_t least_capacity(index_t h, const budget& limit, const kept_slots& kept) const {
     return by_policy(h, [&](const auto& p) -> std::int64_t {
-      if (!traits::evicts(p)) {
+      if (!declared(p).evicts()) {
         return std::int64_t{kept.sealed} + 1;
       }
-      const std::int64_t decoding = traits::supports_decode(p) ? 1 : 0,
+      const std::int64_t decoding = declared(p).supports_decode() ? 1 : 0,
                          slack = is_cut(h) ? 0 : budget_of(h).slack;
       return kept.sealed +
              std::max(slots_of(h) + slack + decoding,
@@ -177,7 +177,7 @@ class head_policies {
   /// has sinks, whose share it says.
   void expect_given_sealed(const char* call, index_t h, const observation_needs& given) const {
     by_policy(h, [&](const auto& p) {
-      const observation_needs needs = traits::observation_needs_of(p);
+      const observation_needs needs = declared(p).needs();
       expects(!needs.log_sum_exp || given.probabilities, call,
               ": expected the step's probabilities behind a seal (", p.name(),
               " needs the log_sum_exp), got none");
@@ -203,7 +203,7 @@ class head_policies {
   }
 
   static void expect_given(const char* call, const auto& p, const observation_needs& given) {
-    const observation_needs needs = traits::observation_needs_of(p);
+    const observation_needs needs = declared(p).needs();
     const auto expect = [&](const char* what, bool needed, bool has) {
       expects(!needed || has, call, ": expected the step's ", what, " (", p.name(),
               " needs it), got none");
@@ -229,12 +229,12 @@ void head_policies<P>::check_head(const P& p, const budget& b, const observation
   expect_memory("compressor: ", p, head);
   const index_t capacity = head.capacity();
   check(p, {b.slots, b.trigger}, capacity);
-  if (!traits::evicts(p)) {
+  if (!declared(p).evicts()) {
     return;
   }
   expects(b.most == 0 || b.most >= b.slots, "compressor: expected a cap of at least ", b.slots,
           " slots a head (the mean that heads share), got ", b.most);
-  if (traits::supports_decode(p)) {
+  if (declared(p).supports_decode()) {
     expect_given("compressor", p, given);
     expects(errc::no_capacity, std::int64_t{b.slots} + b.slack < capacity,
             "compressor: expected a capacity of at least ", std::int64_t{b.slots} + b.slack + 1,

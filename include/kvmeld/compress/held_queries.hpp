@@ -171,7 +171,7 @@ class held_queries {
 template <policy P, class Query>
 void observe_prompt(const P& p, const head_ref& head, head_state& state, held_queries& held,
                     const query_view<Query>& queries) {
-  const prompt_use use = traits::prompt_use_of(p);
+  const prompt_use use = declared(p).prompt_use();
   expects(queries.count >= 0, "observe_prompt: expected at least 0 queries, got ", queries.count);
   detail::expect_state(p, head, state);
   detail::expect_queries("observe_prompt: expected finite queries", p, head, queries);
@@ -189,7 +189,7 @@ void observe_prompt(const P& p, const head_ref& head, head_state& state, held_qu
 template <policy P>
 query_view<float> planned_queries(const P& p, const head_ref& head, head_state& state,
                                   held_queries& held) {
-  const prompt_use use = traits::prompt_use_of(p);
+  const prompt_use use = declared(p).prompt_use();
   if (!held.begun() || use.plans == prompt_use::planned::none) {
     return {};
   }

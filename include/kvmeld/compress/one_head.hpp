@@ -9,8 +9,7 @@
 #include "kvmeld/compress/workspace.hpp"
 #include "kvmeld/memory/convert.hpp"
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/policies/hooks.hpp"
-#include "kvmeld/policies/traits.hpp"
+#include "kvmeld/policies/declared.hpp"
 #include "kvmeld/score/attention.hpp"
 
 namespace kvmeld::inline v0 {
@@ -18,11 +17,11 @@ namespace kvmeld::inline v0 {
 /// The state that `p` keeps for one head.
 template <policy P>
 head_state make_head_state(const P& p, const head_ref& head) {
-  traits::validate(p);
-  const auto columns = traits::slot_stats(p);
+  declared(p).validate();
+  const auto columns = declared(p).slot_stats();
   const index_t dim = head.row_dim(), group = head.group(), capacity = head.capacity();
-  return {columns, traits::memory(p, dim, group, capacity), capacity, p.name(),
-          traits::memory_follows_capacity(p, dim, group, capacity)};
+  return {columns, declared(p).memory(dim, group, capacity), capacity, p.name(),
+          declared(p).memory_follows_capacity(dim, group, capacity)};
 }
 
 namespace detail {
@@ -30,7 +29,8 @@ namespace detail {
 /// Does the policy take anything of reference queries?
 template <policy P>
 bool measures(const P& p) {
-  return traits::uses_attention(p) || traits::uses_queries(p) || traits::prompt_use_of(p).observes;
+  return declared(p).uses_attention() || declared(p).uses_queries() ||
+         declared(p).prompt_use().observes;
 }
 
 /// Queries of one head as a policy gets them: finite, where the cache checks for it. Of heads of
@@ -63,11 +63,11 @@ void check_compress(const P& p, const head_ref& head, const head_state& state, c
                     bool queries) {
   check(p, b, head.capacity());
   detail::expect_state(p, head, state);
-  if (head.length() > b.slots && traits::evicts(p)) {
-    expects(!(traits::uses_attention(p) || traits::prompt_use_of(p).observes) || queries ||
+  if (head.length() > b.slots && declared(p).evicts()) {
+    expects(!(declared(p).uses_attention() || declared(p).prompt_use().observes) || queries ||
                 state.observed() > 0,
             p.name(), ": expected reference queries or observed attention");
-    expects(!traits::uses_queries(p) || traits::supports_decode(p) || queries, p.name(),
+    expects(!declared(p).uses_queries() || declared(p).supports_decode() || queries, p.name(),
             ": expected reference queries");
   }
 }
@@ -75,7 +75,7 @@ void check_compress(const P& p, const head_ref& head, const head_state& state, c
 /// Throws unless one more token fits into `head`, under a budget that was checked before.
 template <policy P>
 void check_token(const P& p, const head_ref& head) {
-  expects(errc::unsupported, traits::supports_decode(p), p.name(),
+  expects(errc::unsupported, declared(p).supports_decode(), p.name(),
           ": expected a policy that decodes (full_cache or another), got one for prompts only");
   expects(errc::no_capacity, head.length() < head.capacity(), p.name(),
           ": expected a free slot for the token, got all ", head.capacity(), " slots in use");
@@ -90,7 +90,7 @@ template <policy P>
 void check_step(const P& p, const head_ref& head, const budget& b) {
   check(p, b, head.capacity());
   check_token(p, head);
-  expects(!traits::evicts(p) || b.trigger_length() <= head.capacity(), p.name(),
+  expects(!declared(p).evicts() || b.trigger_length() <= head.capacity(), p.name(),
           ": expected a capacity of at least ", b.trigger_length(),
           " slots (budget and new token), got ", head.capacity());
 }
@@ -103,28 +103,27 @@ void observe(const P& p, const head_ref& head, head_state& state, workspace& wor
              observation observed) {
   const auto n = as_size(head.length()), group = as_size(head.group());
   const bool given = observed.probabilities.size() == group * n;
-  expects(
-      given || (observed.probabilities.empty() && !traits::observation_needs_of(p).probabilities),
-      "observe: expected probabilities [", group, ", ", n, "], got ", observed.probabilities.size(),
-      " floats");
+  expects(given || (observed.probabilities.empty() && !declared(p).needs().probabilities),
+          "observe: expected probabilities [", group, ", ", n, "], got ",
+          observed.probabilities.size(), " floats");
   expects(observed.log_sum_exp.empty() || observed.log_sum_exp.size() == group,
           "observe: expected log_sum_exp [", group, "], got ", observed.log_sum_exp.size(),
           " floats");
   detail::expect_state(p, head, state);
   detail::undo unless_done(state);
   state.extend(head.length());
-  if (!traits::uses_attention(p)) {
+  if (!declared(p).uses_attention()) {
     return unless_done.release();
   }
   observed.attention = observed.probabilities.first(given ? n : 0);
   if (group > 1 && given) {
     work.reserve(head);
     observed.attention =
-        score::combine_group(observed.probabilities, head.group(), traits::combine(p),
+        score::combine_group(observed.probabilities, head.group(), declared(p).combine(),
                              std::span(work.combined).first(n));
   }
   state.count_queries(1);
-  hooks(p).observe(head, state, observed);
+  declared(p).observe(head, state, observed);
   unless_done.release();
 }
 
@@ -142,13 +141,13 @@ void observe(const P& p, const head_ref& head, head_state& state,
   if (queries.count > 0 && detail::measures(p)) {
     state.count_queries(queries.count);
     auto wanted = queries;
-    if (const prompt_use use = traits::prompt_use_of(p); use.latest > 0) {
+    if (const prompt_use use = declared(p).prompt_use(); use.latest > 0) {
       wanted.before = std::min(wanted.before, use.reach);
       wanted = wanted.reference(use.latest);
       wanted.before = 0;
     }
     in_floats(wanted, head.group(), head.dim(),
-              [&](const query_view<float>& own) { hooks(p).observe(head, state, own); });
+              [&](const query_view<float>& own) { declared(p).observe(head, state, own); });
   }
   unless_done.release();
 }
@@ -179,7 +178,7 @@ template <policy P, class Query = float>
 void compress(const P& p, const head_ref& head, head_state& state, workspace& work, const budget& b,
               const query_view<Query>& queries = {}) {
   detail::bring_to(p, head, state, work, b, queries);
-  hooks(p).after_compress(head, state, b.slots);
+  declared(p).after_compress(head, state, b.slots);
 }
 
 /// One decode step of one head: append, attend, observe, return to the budget. `q [group, dim]`,
@@ -200,12 +199,12 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
   head.push(k, v);
   state.extend(head.length());
   const auto probabilities =
-      traits::uses_attention(p)
+      declared(p).uses_attention()
           ? std::span(work.attention).first(as_size(head.group(), head.length()))
           : std::span<float>();
   const auto log_sum_exp =
       std::span(work.log_sum_exp).first(probabilities.empty() ? 0 : as_size(head.group()));
-  hooks(p).attend(head, state, q, out, probabilities, log_sum_exp);
+  declared(p).attend(head, state, q, out, probabilities, log_sum_exp);
   if (!detail::all_finite(out, head.group() * head.value_dim())) {
     head.restore(head.length() - 1, head.next_position() - 1);
     state.truncate(known);
@@ -215,12 +214,12 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
     observe(p, head, state, work,
             {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
   }
-  if (traits::evicts(p) && b.reached(head.length())) {
+  if (declared(p).evicts() && b.reached(head.length())) {
     plan(p, head, state, b.slots, work.scratch, work.plan);
     apply(p, work.plan, head, state, work.scratch);
   }
   if (head.length() <= b.slots) {
-    hooks(p).after_compress(head, state, b.slots);
+    declared(p).after_compress(head, state, b.slots);
   }
   return true;
 }

@@ -110,7 +110,7 @@ class request_calls : protected head_calls<P> {
         head.push(d.k.data() + std::ptrdiff_t{t} * dim, d.v.data() + std::ptrdiff_t{t} * own_v);
         state.extend(head.length() - of(heads[i]).kept.count());
         by_policy(heads[i], [&](const auto& p) {
-          hooks(p).attend(head, state, d.q.data() + std::ptrdiff_t{t} * group * dim, to, {}, {});
+          declared(p).attend(head, state, d.q.data() + std::ptrdiff_t{t} * group * dim, to, {}, {});
         });
         finite = finite && all_finite(to, group * of_v);
       }
@@ -129,7 +129,7 @@ class request_calls : protected head_calls<P> {
       const head_ref head = kv_.head(h);
       room = std::min<std::int64_t>(room, head.capacity() - head.length());
       // A window is cut exactly: attention leaves out what a step would have cut.
-      if (!this->is_cut(h) && by_policy(h, [](const auto& p) { return traits::evicts(p); })) {
+      if (!this->is_cut(h) && by_policy(h, [](const auto& p) { return declared(p).evicts(); })) {
         const std::int64_t own = head.length() - of(h).kept.count();
         room = std::min(room, std::max<std::int64_t>(of(h).limit.trigger_length() - own, 1));
       }

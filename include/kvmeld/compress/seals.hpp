@@ -114,7 +114,7 @@ KVMELD_NOINLINE bool try_kept_step(const P& p, const head_ref& head, const kept_
   work.reserve(head);
   const index_t length = head.length(), next = head.next_position();
   head.push(k, v);
-  hooks(p).attend(head, state, q, out, {}, {});
+  declared(p).attend(head, state, q, out, {}, {});
   head.restore(length, next);
   const seen_head seen(head, kept);
   return all_finite(out, head.group() * head.value_dim()) &&

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kvmeld/compress/global_budgets.hpp"
-#include "kvmeld/policies/traits.hpp"
+#include "kvmeld/policies/declared.hpp"
 
 namespace kvmeld::inline v0 {
 
@@ -31,7 +31,7 @@ struct shared_slots {
     if constexpr (requires { p.visit([](const auto&) {}); }) {
       return p.visit([](const auto& one) { return of(one); });
     } else {
-      const index_t least = traits::min_budget(p), sinks = std::min(least - 1, index_t{4});
+      const index_t least = declared(p).min_budget(), sinks = std::min(least - 1, index_t{4});
       if constexpr (requires { p.slots_beside_pins(); }) {
         return {p.slots_beside_pins(), p.sinks, p.prompt_recent, 0, P::prompt_score};
       } else if constexpr (requires { p.shared_heavy(); }) {
@@ -49,7 +49,7 @@ struct shared_slots {
 /// evict by its score alone (`unsupported`); fewer slots than it can share.
 template <class P>
 P for_shared(P p, index_t slots, index_t slack = 0, bool alike = false) {
-  expects(errc::unsupported, traits::shares(p), p.name(),
+  expects(errc::unsupported, declared(p).shares(), p.name(),
           ": expected a policy with a score per slot for shared budgets, got one without");
   if constexpr (requires { p.visit([](auto&) {}); }) {
     p.visit([&](auto& one) { one = for_shared(one, slots, slack, alike); });
@@ -300,7 +300,7 @@ std::vector<index_t> divide_by_scores(const P& p, const auto& head, const auto& 
   std::vector<float> of_slots(as_size(std::ranges::max(all.lengths)));
   for (std::size_t i = 0; i < most.size(); ++i) {
     const auto own = std::span(of_slots).first(as_size(all.lengths[i]));
-    traits::shared_scores(p, head(i), state(i), own);
+    declared(p).shared_scores(head(i), state(i), own);
     add_shared_scores(head(i), own, shared, all.scores[i], weights[i]);
   }
   index_t kv_heads = how.kv_heads;

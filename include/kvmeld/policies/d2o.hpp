@@ -38,34 +38,33 @@ struct d2o {
   /// The authors' code: `(k_j + Σ_i u_ij k_i)/(1 + n)` of the n that join, values alike.
   enum class weighting { paper, code };
 
-  float recent = 0.25F;  ///< M as a share of the budget without its sinks
-  index_t sinks = 4;     ///< first tokens that are never evicted
-  float beta = 0.7F;     ///< β: how much of a new m_t enters the threshold
-  bool counts = false;   ///< do slots count their tokens: in log-mass, ln(1 + n), and in merges?
+  float recent = 0.25F;
+  index_t sinks = 4;
+  float beta = 0.7F;
+  bool counts = false;
   weighting weights = weighting::paper;
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "d2o"; }
-  static constexpr attention_support supports{.alibi = false};
-  static void parameters(auto& p, auto f) {
-    f("recent", p.recent), f("sinks", p.sinks), f("beta", p.beta), f("mass", p.counts),
-        f("weights", p.weights);
-  }
-  enum column_name : index_t { score };
-  static constexpr std::array<slot_stat, 1> slot_stats() {
-    return {slot_stat{slot_reduce::anchor}};
-  }
+  static constexpr attention_support supports() { return {.alibi = false}; }
+  static constexpr std::tuple options{
+      option("recent", &d2o::recent, 0, below_1,
+             "share of the budget without its sinks for the latest tokens"),
+      option("sinks", &d2o::sinks, 0, any_count, "first tokens, never evicted"),
+      option("beta", &d2o::beta, 0, 1, "how much of a new mean enters the threshold"),
+      option("mass", &d2o::counts, "do slots count their tokens, in log-mass and in merges?"),
+      option("weights", &d2o::weights, 0, 1, "0 the paper's, 1 the authors' code's"),
+      option(&d2o::combine)};
+  static constexpr column score{0, "score", slot_reduce::anchor};
+  static constexpr std::array columns{score};
   enum memory_name : std::size_t { threshold, has_threshold };  // τ_t; 1 once there is one
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 2; }
-  index_t min_budget() const { return sinks + 1; }
-  static constexpr observation_needs needs() { return {.probabilities = true}; }
-  void validate() const {
-    search::expect_share(name(), "recent", recent);
-    search::expect_count(name(), "sinks", sinks, 0);
-    expects(beta >= 0 && beta <= 1, "d2o: expected a beta in [0, 1], got ", beta);
+  protection protects(const kv_head auto&, index_t target) const {
+    return {.sinks = sinks, .recent = share_of(recent, target - sinks)};
   }
+  static constexpr observation_needs needs() { return {.probabilities = true}; }
 
-  static constexpr bool shares = true;
+  static constexpr bool shares() { return true; }
   void shared_scores(const kv_head auto& head, const head_state& state,
                      std::span<float> out) const {
     score::write_shares(state.column(score), combine, head.group(),

@@ -31,52 +31,58 @@ namespace kvmeld::inline v0 {
 /// Where the table is too small, the tokens of least s that are no centres are dropped. Decode
 /// takes one entry a step, or several with a trigger; these match the centres as they were.
 struct ems {
-  index_t window = 32;        ///< W: latest tokens that stay alone, and queries that s_loc counts
-  index_t kernel = 7;         ///< of the pooling; 1: none
-  index_t sinks = 4;          ///< first tokens that stay alone (the paper: 0)
-  float gamma = 4;            ///< γ: tokens a slot of the budget, at least 1
-  float threshold = 0.6F;     ///< τ in [−1, 1]
-  bool with_position = true;  ///< are keys compared as rotated, or as they were before?
-  bool merge_unrotated = false;  ///< are keys merged as they were before RoPE, not as rotated?
-  index_t table = 0;  ///< tokens that may share entries; 0: (γ − 1) times the capacity
+  index_t window = 32;  // W
+  index_t kernel = 7;
+  index_t sinks = 4;
+  float gamma = 4;
+  float threshold = 0.6F;  // τ
+  bool with_position = true;
+  bool merge_unrotated = false;
+  index_t table = 0;
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "ems"; }
-  static void parameters(auto& p, auto f) {
-    f("window", p.window), f("kernel", p.kernel), f("sinks", p.sinks), f("gamma", p.gamma),
-        f("threshold", p.threshold), f("with_position", p.with_position),
-        f("merge_unrotated", p.merge_unrotated), f("table", p.table);
-  }
-  static constexpr std::array<slot_stat, 5> slot_stats() {  // of the centres: `ems_table::field`
-    constexpr slot_stat of_centre{slot_reduce::anchor},
-        norm{slot_reduce::anchor, -1};  // not counted
-    return {of_centre, of_centre, of_centre, norm, of_centre};
-  }
+  static constexpr std::tuple options{
+      option("window", &ems::window, 1, any_count,
+             "latest tokens that stay alone, and queries that count locally"),
+      option("kernel", &ems::kernel, 1, any_count,
+             "slots that a score is the mean over, an odd number"),
+      option("sinks", &ems::sinks, 0, any_count, "first tokens that stay alone (the paper: 0)"),
+      option("gamma", &ems::gamma, 1, 1024, "tokens per slot of the budget"),
+      option("threshold", &ems::threshold, -1, 1, "redundancy below which a token is evicted"),
+      option("with_position", &ems::with_position,
+             "are keys compared as rotated, not as they were before?"),
+      option("merge_unrotated", &ems::merge_unrotated, "are keys merged as they were before RoPE?"),
+      option("table", &ems::table, 0, any_count,
+             "tokens that may share entries; 0: (gamma - 1) times the capacity"),
+      option(&ems::combine)};
+  static constexpr std::array columns{
+      // of the centres: `ems_table::field`
+      column{0, "all", slot_reduce::anchor}, column{1, "past", slot_reduce::anchor},
+      column{2, "current", slot_reduce::anchor},
+      column{3, "norm", slot_reduce::anchor, -1},  // not counted
+      column{4, "next", slot_reduce::anchor}};
   std::size_t memory(index_t, index_t group, index_t capacity) const {
     const double places = table > 0 ? table : rounded((double{gamma} - 1) * capacity);
     expects(places < search::max_tokens, "ems: expected a table of fewer than ", search::max_tokens,
             " tokens per head, got ", places);
     return detail::ems_table<head_state>::size(static_cast<std::size_t>(places), group);
   }
-  static constexpr bool memory_follows_capacity = true;  // tokens in it are named beyond the slots
-  index_t min_budget() const { return sinks + window + 1; }
+  static bool memory_follows_capacity() { return true; }  // names tokens beyond the slots
+  protection protects(const kv_head auto&, index_t) const {
+    return {.sinks = sinks, .recent = window};
+  }
   /// Scores are pooled where a plan is given queries, as after a prompt.
   kvmeld::prompt_use prompt_use() const {
     return {
         .observes = true, .reach = window - 1, .plans = prompt_use::planned::latest, .count = 1};
   }
   void validate() const {
-    search::expect_count(name(), "queries in the window", window, 1);
-    search::expect_count(name(), "sinks", sinks, 0);
-    search::expect_count(name(), "tokens in the table", table, 0);
-    expects(kernel > 0 && kernel % 2 == 1, "ems: expected an odd kernel, got ", kernel);
-    expects(gamma >= 1 && gamma <= 1024, "ems: expected a gamma in [1, 1024], got ", gamma);
-    expects(threshold >= -1 && threshold <= 1, "ems: expected a threshold in [-1, 1], got ",
-            threshold);
+    expects(kernel % 2 == 1, "ems: expected an odd kernel, got ", kernel);
     expects(!merge_unrotated || !with_position,
             "ems: expected with_position=0 with merge_unrotated=1, got 1");
   }
-  static constexpr bool shares = true;
+  static constexpr bool shares() { return true; }
   void shared_scores(const kv_head auto& head, const head_state& state,
                      std::span<float> out) const {
     const detail::ems_table<const head_state> tokens(state, head.group());

@@ -30,59 +30,92 @@ namespace kvmeld::inline v0 {
 ///           retrieves: after a prompt the log-mass of its pins is raised, which makes up for what
 ///           heads with fewer pins retrieve no more
 struct fold {
-  index_t sinks = 4;
-  index_t recent = 24;         ///< latest tokens that stay unmerged ...
-  float recent_share = 0.25F;  ///< ... at most this share of the slots (of those that heads share)
-  float share = 0.5F;          ///< of the other slots at most, for outliers
-  float leverage_ridge = 1;    ///< relative to the mean variance of the keys' dimensions
-  fold_prompt prompt = {};
-  fold_decode decode = {};
   /// What stays unmerged besides sinks and the latest: outliers among keys, or the best by
   /// `prompt_scores` in all slots but those of the clusters. These are measured when the prompt's
-  /// own queries are observed, before `compress` gets the reference queries; where that was not
-  /// done, outliers stay: in decode in all slots but those of the clusters, so that of two heads
-  /// the one with more slots has more pins.
+  /// own queries are observed, before `compress` gets the reference queries; of a slot that was not
+  /// measured then, leverage decides: in decode in all slots but those of the clusters, so that of
+  /// two heads the one with more slots has more pins.
   enum class pin_rule { leverage, scores };
+
+  index_t sinks = 4;
+  index_t recent = 24;
+  float recent_share = 0.25F;
+  float share = 0.5F;
+  float leverage_ridge = 1;
+  fold_prompt prompt = {};
+  fold_decode decode = {};
   pin_rule pins = pin_rule::leverage;
-  index_t clusters = 0;       ///< by scores: slots of a head for all that is merged; 0: by share
-  index_t prompt_recent = 8;  ///< by scores: latest tokens of a prompt that stay unmerged
-  float score_share = 0.7F;   ///< by scores: of the slots beside sinks and these, for pins
-  /// The same two where what comes after a prompt has slots of its own (`sharing` with room):
-  /// latest tokens and clusters need not make way for it.
+  index_t clusters = 0;
+  index_t prompt_recent = 8;
+  float score_share = 0.7F;
   index_t room_recent = 2;
   float room_share = 0.85F;
-  /// By scores: share of a prompt's slots beside the pins that is evicted, not merged, the best by
-  /// score: merged they would blur what a question in other words looks up.
   float evicted = 0;
-  /// By scores, γ in [0, 1]: what the log-mass of a prompt's pins grows with, but for sinks and the
-  /// latest, in heads with more pins than `mean` (`fold_pins::log_gain`).
   float gain = 0.4F;
-  index_t mean = 0;  ///< slots of a head of the model, on average (`sharing`); 0: no gain
-  /// By scores, in [0, 2]: the power of a token's mean leverage over all heads that share slots
-  /// which its scores are multiplied by (ours, `leverage_weights`). Needs one owner of them.
+  index_t mean = 0;
   float leverage_exponent = 0;
 
   static constexpr std::string_view name() { return "fold"; }
-  static void parameters(auto& p, auto f) {
-    f("sinks", p.sinks), f("recent", p.recent), f("share", p.share),
-        f("recent_share", p.recent_share), f("pool", p.prompt.pool),
-        f("leverage_ridge", p.leverage_ridge), f("outlier", p.prompt.outlier),
-        f("rounds", p.prompt.rounds), f("floor", p.prompt.floor), f("ridge", p.prompt.ridge),
-        f("refine", p.prompt.refine), f("rate", p.prompt.rate), f("queries", p.decode.queries),
-        f("stride", p.decode.stride), f("period", p.decode.period), f("pins", p.pins),
-        f("clusters", p.clusters), f("prompt_recent", p.prompt_recent),
-        f("score_share", p.score_share), f("room_recent", p.room_recent),
-        f("room_share", p.room_share), f("evicted", p.evicted), f("gain", p.gain),
-        f("mean", p.mean), f("leverage_exponent", p.leverage_exponent);
-  }
+  static constexpr std::tuple options{
+      option("pins", &fold::pins, 0, 1, "what stays unmerged: 0 outliers, 1 the best by score"),
+      option("sinks", &fold::sinks, 0, any_count, "first tokens, kept as they are"),
+      option("recent", &fold::recent, 0, any_count, "latest tokens, kept as they are ..."),
+      option("recent_share", &fold::recent_share, 0, 1,
+             "... at most this share of the slots (of those that heads share)"),
+      option("share", &fold::share, 0, below_1, "of the other slots at most, for outliers"),
+      option("pool", in(&fold::prompt, &fold_prompt::pool), 1, any_count,
+             "neighbours that leverage is averaged over, itself included"),
+      option("leverage_ridge", &fold::leverage_ridge, 0, any_number,
+             "relative to the mean variance of the keys' dimensions"),
+      option("outlier", in(&fold::prompt, &fold_prompt::outlier), 0, any_number,
+             "leverage of an outlier, times the mean: in many heads none has it"),
+      option("rounds", in(&fold::prompt, &fold_prompt::rounds), 1, any_count, "of k-means (Lloyd)"),
+      option("floor", in(&fold::prompt, &fold_prompt::floor), 0, any_number,
+             "weight of a slot without attention, times the number of slots"),
+      option("ridge", in(&fold::prompt, &fold_prompt::ridge), 0, any_number,
+             "of the fit of values, relative to the trace of its matrix; 0: no fit"),
+      option("refine", in(&fold::prompt, &fold_prompt::refine), 0, any_count,
+             "gradient steps on the clusters; wants about 900 queries per head"),
+      option("rate", in(&fold::prompt, &fold_prompt::rate), above_0, any_number,
+             "of a step, relative to the mean norms of keys and values"),
+      option("queries", in(&fold::decode, &fold_decode::queries), 0, any_count,
+             "remembered per query head; 0 if only prompts are compressed"),
+      option("stride", in(&fold::decode, &fold_decode::stride), 1, any_count,
+             "steps per remembered query"),
+      option("period", in(&fold::decode, &fold_decode::period), 0, any_count,
+             "slots freed at once; 0: a sixteenth of the budget"),
+      option("horizon", in(&fold::decode, &fold_decode::ahead, &future_positions::horizon), 1,
+             any_count, "positions to come, which queries are moved to"),
+      option("fade", in(&fold::decode, &fold_decode::ahead, &future_positions::fade), above_0,
+             endless, "positions ahead where the density of queries is half"),
+      option("clusters", &fold::clusters, 0, any_count,
+             "with pins=1: slots of a head for all that is merged; 0: by share"),
+      option("prompt_recent", &fold::prompt_recent, 0, any_count,
+             "with pins=1: latest tokens of a prompt, kept as they are"),
+      option("score_share", &fold::score_share, 0, below_1,
+             "with pins=1: of the slots that are neither sinks nor these, for pins"),
+      option("room_recent", &fold::room_recent, 0, any_count,
+             "prompt_recent where heads have slack slots"),
+      option("room_share", &fold::room_share, 0, below_1,
+             "score_share where heads have slack slots"),
+      option("evicted", &fold::evicted, 0, below_1,
+             "with pins=1: share of a prompt's other slots that is evicted, the best by score, "
+             "which would blur the clusters"),
+      option(
+          "gain", &fold::gain, 0, 1,
+          "with pins=1: what the log-mass of pins grows with where a head has more than the mean"),
+      option("mean", &fold::mean, 0, any_count,
+             "slots of a head of the model on average; 0: no gain"),
+      option("leverage_exponent", &fold::leverage_exponent, 0, 2,
+             "with pins=1: power of the mean leverage that scores are multiplied by")};
   /// The tokens that a slot stands for; by scores also the largest of its `prompt_scores`, and with
   /// an exponent what that was multiplied by (`leverage_weights`; until then minus its leverage).
-  enum column_name : index_t { tokens, prompt_score, score_weight };
-  std::span<const slot_stat> slot_stats() const {
-    static constexpr std::array<slot_stat, 3> all = {slot_stat{slot_reduce::sum, 1},
-                                                     slot_stat{slot_reduce::max, 0},
-                                                     slot_stat{slot_reduce::max, 0}};
-    return std::span(all).first(weighs() ? 3 : pins == pin_rule::scores ? 2 : 1);
+  static constexpr column tokens{0, "tokens", slot_reduce::sum, 1},
+      prompt_score{1, "prompt_score", slot_reduce::max},
+      score_weight{2, "score_weight", slot_reduce::max};
+  static constexpr std::array columns{tokens, prompt_score, score_weight};
+  std::span<const column> columns_used() const {
+    return std::span(columns).first(weighs() ? 3 : pins == pin_rule::scores ? 2 : 1);
   }
   detail::leverage_weights weights() const {
     return {leverage_exponent, prompt_score, score_weight};
@@ -129,7 +162,7 @@ struct fold {
         std::max(index_t{2}, slots - sinks - shared.prompt_recent - shared.pinned().scored(slots));
     return shared;
   }
-  static constexpr bool shares = true;
+  static constexpr bool shares() { return true; }
   void shared_scores(const kv_head auto&, const head_state& state, std::span<float> out) const {
     std::ranges::copy(state.column(prompt_score), out.begin());
   }
@@ -146,30 +179,6 @@ struct fold {
     return {.observes = pins == pin_rule::scores,
             .plans = prompt_use::planned::lookahead,
             .positions = decode.ahead};
-  }
-  void validate() const {
-    search::expect_count(name(), "sinks", sinks, 0);
-    search::expect_count(name(), "recent tokens", recent, 0);
-    expects(share >= 0 && share < 1, "fold: expected a share in [0, 1), got ", share);
-    expects(recent_share >= 0 && recent_share <= 1, "fold: expected a recent share in [0, 1], got ",
-            recent_share);
-    expects(leverage_ridge >= 0 && std::isfinite(leverage_ridge),
-            "fold: expected a leverage ridge of at least 0, got ", leverage_ridge);
-    search::expect_count(name(), "clusters", clusters, 0);
-    search::expect_count(name(), "recent tokens of a prompt", prompt_recent, 0);
-    expects(score_share >= 0 && score_share < 1, "fold: expected a score share in [0, 1), got ",
-            score_share);
-    search::expect_count(name(), "recent tokens of a prompt with slack slots", room_recent, 0);
-    expects(room_share >= 0 && room_share < 1, "fold: expected a room share in [0, 1), got ",
-            room_share);
-    expects(evicted >= 0 && evicted < 1, "fold: expected an evicted share in [0, 1), got ",
-            evicted);
-    expects(gain >= 0 && gain <= 1, "fold: expected a gain in [0, 1], got ", gain);
-    expects(leverage_exponent >= 0 && leverage_exponent <= 2,
-            "fold: expected a leverage exponent in [0, 2], got ", leverage_exponent);
-    search::expect_count(name(), "slots of a head on average", mean, 0);
-    prompt.validate();
-    decode.validate();
   }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {

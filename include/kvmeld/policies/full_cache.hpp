@@ -8,8 +8,8 @@ namespace kvmeld::inline v0 {
 
 struct full_cache {
   static constexpr std::string_view name() { return "full_cache"; }
-  static constexpr attention_support supports{};
-  static constexpr bool evicts = false;
+  static constexpr attention_support supports() { return {}; }
+  static constexpr bool evicts() { return false; }
 
   void plan(const kv_head auto& head, const head_state&, index_t, slot_scratch&,
             merge_plan& out) const {

@@ -29,28 +29,38 @@ struct keepkv {
   /// The authors' code never scales keys (r = 1, β = P), and estimates s by its mean over a window.
   enum class mode { paper, code };
 
-  index_t sinks = 4;        ///< first tokens that are never evicted
-  float recent = 0.5F;      ///< share of the budget for the latest tokens
-  float similarity = 0.8F;  ///< cosine in [−1, 1] at which keys may merge
+  index_t sinks = 4;
+  float recent = 0.5F;
+  float similarity = 0.8F;
   mode variant = mode::paper;
-  index_t window = 32;      ///< queries of a prompt that count; code: in decode too
-  float decay = 0.9F;       ///< a of the moving average, in [0, 1); ours; 0: the present query only
-  bool merge_first = true;  ///< a prompt that comes with its queries, in paper mode
-  float epsilon = 1e-6F;    ///< code: added to the mean of s
-  float distance_weight = 1;  ///< code: of the window's latest query in selection; the authors: 1.2
-  bool measures_shares = false;  ///< do heads share slots, by what a prompt attends to? (`sharing`)
+  index_t window = 32;
+  float decay = 0.9F;  // a of the moving average; ours
+  bool merge_first = true;
+  float epsilon = 1e-6F;
+  float distance_weight = 1;
+  bool measures_shares = false;
 
   static constexpr std::string_view name() { return "keepkv"; }
   attention_support supports() const {
     return {.alibi = false, .one_memory = variant == mode::code};  // the paper's keys are scaled
   }
-  static void parameters(auto& p, auto f) {
-    f("sinks", p.sinks), f("recent", p.recent), f("similarity", p.similarity),
-        f("variant", p.variant), f("window", p.window), f("decay", p.decay),
-        f("merge_first", p.merge_first), f("epsilon", p.epsilon),
-        f("distance_weight", p.distance_weight);
-  }
-  enum column_name : index_t { log_score, weight_sum };  // S and W (paper); code: the window's rows
+  static constexpr std::tuple options{
+      option("sinks", &keepkv::sinks, 0, any_count, "first tokens, never evicted"),
+      option("recent", &keepkv::recent, 0, below_1, "share of the budget for the latest tokens"),
+      option("similarity", &keepkv::similarity, -1, 1, "the cosine at which keys may merge"),
+      option("variant", &keepkv::variant, 0, 1, "0 the paper's, 1 the authors' code's"),
+      option("window", &keepkv::window, 1, any_count,
+             "queries of a prompt that count; with variant=1 in decode too"),
+      option("decay", &keepkv::decay, 0, below_1, "of the average; 0: the present query alone"),
+      option("merge_first", &keepkv::merge_first,
+             "does a prompt merge before it evicts? With variant=0"),
+      option("epsilon", &keepkv::epsilon, above_0, any_number, "added to the mean; with variant=1"),
+      option("distance_weight", &keepkv::distance_weight, above_0, any_number,
+             "of the latest query in selection (the authors: 1.2); with variant=1"),
+      option("measures_shares", &keepkv::measures_shares,
+             "is attention measured, for heads that share slots?")};
+  // S and W (paper); code: the window's rows
+  static constexpr column log_score{0, "log_score"}, weight_sum{1, "weight_sum"};
   std::vector<slot_stat> slot_stats() const {
     const bool paper = variant == mode::paper;
     const float initial = paper ? 0 : detail::logit_window::not_seen;
@@ -60,7 +70,7 @@ struct keepkv {
     }
     return all;
   }
-  index_t columns() const { return estimates() + (measures_shares ? 1 : 0); }
+  index_t column_count() const { return estimates() + (measures_shares ? 1 : 0); }
   /// This policy where heads share slots: S knows no other head's sum, so attention is measured
   /// too.
   keepkv sharing(index_t, index_t = 0) const {
@@ -69,27 +79,20 @@ struct keepkv {
     return shared;
   }
   /// Of the queries that count.
-  static constexpr bool shares = true;
+  static constexpr bool shares() { return true; }
   void shared_scores(const kv_head auto&, const head_state& state, std::span<float> out) const {
     std::ranges::copy(state.column(estimates()), out.begin());
   }
   std::size_t memory(index_t, index_t, index_t) const { return variant == mode::paper ? 0 : 1; }
+  protection protects(const kv_head auto&, index_t target) const {
+    return {.sinks = sinks, .recent = share_of(recent, target)};
+  }
   index_t min_budget() const { return search::least_target(sinks + 1, recent, sinks); }
   /// Merges come first where a plan is given queries, as after a prompt.
   kvmeld::prompt_use prompt_use() const {
     return {true, window - 1, window, prompt_use::planned::latest, 1};
   }
   void validate() const {
-    search::expect_count(name(), "sinks", sinks, 0);
-    search::expect_count(name(), "queries in the window", window, 1);
-    search::expect_share(name(), "recent", recent);
-    expects(similarity >= -1 && similarity <= 1, "keepkv: expected a similarity in [-1, 1], got ",
-            similarity);
-    expects(decay >= 0 && decay < 1, "keepkv: expected a decay in [0, 1), got ", decay);
-    expects(epsilon > 0 && std::isfinite(epsilon),
-            "keepkv: expected a finite epsilon above 0, got ", epsilon);
-    expects(distance_weight > 0 && std::isfinite(distance_weight),
-            "keepkv: expected a finite distance_weight above 0, got ", distance_weight);
     expects(distance_weight == 1 || variant == mode::code,
             "keepkv: expected variant=1 (code) with a distance_weight, got the paper's");
   }

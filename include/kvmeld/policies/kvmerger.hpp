@@ -27,30 +27,42 @@ struct kvmerger {
   enum class mode { threshold, budget };
 
   mode joins = mode::budget;  ///< budget: ε is whatever gives the target; threshold: at least that
-  float epsilon = 0.75F;      ///< threshold: ε, in [−1, 1]
-  float recent = 0.25F;       ///< R as a share of the budget
-  float heavy = 0.25F;        ///< H as a share of the budget; at least the sinks
-  index_t sinks = 4;          ///< first tokens that are never evicted
-  float sigma = 0;            ///< σ; 0: each run's own (the paper's table 3: 5)
-  bool scale_values = false;  ///< v times |S|, as the paper does, and β = 0
-  bool gaps_break = true;     ///< do neighbours in the cache join only at consecutive positions?
-  index_t period = 0;         ///< decode: slots freed at once; 0: a sixteenth of the budget
-  index_t share_slots = 0;    ///< what R and H are shares of, by `sharing`; 0: of the budget
+  float epsilon = 0.75F;
+  float recent = 0.25F;  // R
+  float heavy = 0.25F;   // H
+  index_t sinks = 4;
+  float sigma = 0;
+  bool scale_values = false;
+  bool gaps_break = true;
+  index_t period = 0;
+  index_t share_slots = 0;
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "kvmerger"; }
   attention_support supports() const { return {.alibi = false, .one_memory = !scale_values}; }
-  static void parameters(auto& p, auto f) {
-    f("joins", p.joins), f("epsilon", p.epsilon), f("recent", p.recent), f("heavy", p.heavy),
-        f("sinks", p.sinks), f("sigma", p.sigma), f("scale_values", p.scale_values),
-        f("gaps_break", p.gaps_break), f("period", p.period);
-  }
+  static constexpr std::tuple options{
+      option("joins", &kvmerger::joins, 0, 1, "by 0 a threshold, 1 the budget"),
+      option("epsilon", &kvmerger::epsilon, -1, 1,
+             "the cosine at which neighbours join, by threshold"),
+      option("recent", &kvmerger::recent, 0, below_1, "share of the budget for the latest tokens"),
+      option("heavy", &kvmerger::heavy, 0, below_1,
+             "share of the budget for heavy hitters, at least the sinks"),
+      option("sinks", &kvmerger::sinks, 0, any_count, "first tokens, never evicted"),
+      option("sigma", &kvmerger::sigma, 0, any_number,
+             "of the weights; 0: each run's own (the paper: 5)"),
+      option("scale_values", &kvmerger::scale_values,
+             "are values multiplied by the size of a run, and log-mass 0? (the paper: 1)"),
+      option("gaps_break", &kvmerger::gaps_break, "do only consecutive positions join?"),
+      option("period", &kvmerger::period, 0, any_count,
+             "slots freed at once in decode; 0: a sixteenth of the budget"),
+      option("share_slots", &kvmerger::share_slots, 0, any_count,
+             "what the shares are of where heads share slots; 0: the budget"),
+      option(&kvmerger::combine)};
   /// Where heads share slots, also what their one ε goes by (`rank_to_share`).
-  enum column_name : index_t { score, shared_score };
-  std::span<const slot_stat> slot_stats() const {
-    static constexpr std::array<slot_stat, 2> all = {slot_stat{slot_reduce::sum},
-                                                     slot_stat{slot_reduce::max}};
-    return std::span(all).first(share_slots > 0 ? 2 : 1);
+  static constexpr column score{0, "score"}, shared_score{1, "shared_score", slot_reduce::max};
+  static constexpr std::array columns{score, shared_score};
+  std::span<const column> columns_used() const {
+    return std::span(columns).first(share_slots > 0 ? 2 : 1);
   }
   /// This policy for a model whose heads share `slots` each on average: R and H are the same in
   /// every head. Refused: fewer slots than these and one more.
@@ -63,7 +75,7 @@ struct kvmerger {
     return shared;
   }
   /// One ε for all heads is their unit: a cosine.
-  static constexpr bool shares = true;
+  static constexpr bool shares() { return true; }
   void shared_scores(const kv_head auto&, const head_state& state, std::span<float> out) const {
     std::ranges::copy(state.column(shared_score), out.begin());
   }
@@ -85,16 +97,8 @@ struct kvmerger {
   }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
   void validate() const {
-    expects(epsilon >= -1 && epsilon <= 1, "kvmerger: expected an epsilon in [-1, 1], got ",
-            epsilon);
-    expects(recent >= 0 && heavy >= 0 && recent + heavy < 1,
-            "kvmerger: expected shares recent and heavy of at least 0 and together below 1, got ",
+    expects(recent + heavy < 1, "kvmerger: expected shares recent and heavy together below 1, got ",
             recent, " and ", heavy);
-    search::expect_count(name(), "sinks", sinks, 0);
-    expects(sigma >= 0 && std::isfinite(sigma),
-            "kvmerger: expected a finite sigma of at least 0, got ", sigma);
-    search::expect_count(name(), "slots freed at once", period, 0);
-    search::expect_count(name(), "slots to share", share_slots, 0);
   }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {

@@ -13,7 +13,7 @@ namespace kvmeld::inline v0 {
 ///   score   the largest attention that any query of the second reading gives a slot, of all query
 ///           heads of the group
 ///   select  sinks and the latest, then the top by s; the paper: by one threshold over all heads of
-///           all layers, which is `global_budgets` of column 0
+///           all layers, which is `global_budgets` of `attention`
 ///   match   none: the others are evicted
 /// Prompt only. The second reading is the engine's: it appends "Repeat the previous context" and
 /// the prompt, as a whole or in chunks, after the prompt's cache, and observes the queries of what
@@ -31,35 +31,32 @@ struct kvzip {
     std::ptrdiff_t stride = 0;
   };
 
-  index_t sinks = 4;   ///< first tokens that are never evicted (the authors: the system prompt)
-  index_t recent = 0;  ///< latest tokens that are never evicted (the paper: 0)
-  bool plus = false;   ///< kvzip+; needs `output`, and `hidden_norm` of the queries
+  index_t sinks = 4;
+  index_t recent = 0;
+  bool plus = false;
   projection output = {};
 
   static constexpr std::string_view name() { return "kvzip"; }
-  static void parameters(auto& p, auto f) {
-    f("sinks", p.sinks), f("recent", p.recent), f("plus", p.plus);
-  }
-  static constexpr bool supports_decode = false;
+  static constexpr std::tuple options{
+      option("sinks", &kvzip::sinks, 0, any_count,
+             "first tokens, never evicted (the authors: the system prompt)"),
+      option("recent", &kvzip::recent, 0, any_count, "latest tokens, never evicted"),
+      option("plus", &kvzip::plus, "kvzip+; needs `output`, and `hidden_norm` of the queries")};
+  static constexpr bool supports_decode() { return false; }
   static constexpr group_combine combine = group_combine::max;
-  static constexpr std::array<slot_stat, 1> slot_stats() {
-    return {slot_stat{slot_reduce::max, 0}};
-  }
+  static constexpr column attention{0, "attention", slot_reduce::max};
+  static constexpr std::array columns{attention};
   static constexpr observation_needs needs() { return {.probabilities = true}; }
-  void validate() const {
-    search::expect_count(name(), "sinks", sinks, 0);
-    search::expect_count(name(), "recent tokens", recent, 0);
-  }
 
-  static constexpr bool shares = true;
+  static constexpr bool shares() { return true; }
   void shared_scores(const kv_head auto&, const head_state& state, std::span<float> out) const {
-    std::ranges::copy(state.column(0), out.begin());
+    std::ranges::copy(state.column(attention), out.begin());
   }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
     expects(errc::unsupported, !plus,
             "kvzip: plus=1: expected queries with their hidden_norm, got a step's attention");
-    raise(state.column(0), observed.attention);
+    raise(state.column(attention), observed.attention);
   }
   void observe(const kv_head auto& head, head_state& state,
                const query_view<float>& queries) const {
@@ -69,14 +66,14 @@ struct kvzip {
     } else {
       column_scores(head, queries, {}, {.largest = largest});
     }
-    raise(state.column(0), largest);
+    raise(state.column(attention), largest);
   }
 
   protection protects(const kv_head auto&, index_t) const {
     return {.sinks = sinks, .recent = recent};
   }
   float score(const kv_head auto&, const head_state& state, index_t slot) const {
-    return state.column(0)[as_size(slot)];
+    return state.column(attention)[as_size(slot)];
   }
 
  private:

@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "kvmeld/policies/hooks.hpp"
+#include "kvmeld/policies/declared.hpp"
 #include "kvmeld/search/match.hpp"
 
 namespace kvmeld::inline v0 {
@@ -53,9 +53,7 @@ struct massfold {
       return std::string_view(name.data(), name.size());
     });
   }
-  static void parameters(auto& p, auto f) {
-    detail::with_policy(p.scorer, [&](auto& one) { one.parameters(one, f); });
-  }
+  static void each_option(auto& p, const auto& f) { kvmeld::each_option(p.scorer, f); }
   /// On each of several scorers, with its default parameters.
   static std::vector<massfold> on_each_scorer() requires detail::chosen_at_run_time<P> {
     std::vector<massfold> all;
@@ -66,32 +64,28 @@ struct massfold {
   }
 
   attention_support supports() const {
-    attention_support can = traits::supports(scorer);
+    attention_support can = declared(scorer).supports();
     can.alibi = can.one_memory = false;
     return can;
   }
-  std::vector<slot_stat> slot_stats() const { return traits::slot_stats(scorer); }
-  index_t columns() const { return traits::columns(scorer); }
+  std::vector<slot_stat> slot_stats() const { return declared(scorer).slot_stats(); }
+  index_t column_count() const { return declared(scorer).columns(); }
   std::size_t memory(index_t dim, index_t group, index_t capacity) const {
-    return traits::memory(scorer, dim, group, capacity);
+    return declared(scorer).memory(dim, group, capacity);
   }
-  bool accepts(index_t target) const { return traits::accepts(scorer, target); }
-  index_t min_budget() const { return traits::min_budget(scorer); }
-  void validate() const { traits::validate(scorer); }
-  group_combine combine() const { return traits::combine(scorer); }
-  bool shares() const { return traits::shares(scorer); }
+  bool accepts(index_t target) const { return declared(scorer).accepts(target); }
+  void validate() const { declared(scorer).validate(); }
+  group_combine combine() const { return declared(scorer).combine(); }
+  bool shares() const { return declared(scorer).shares(); }
   void shared_scores(const head_ref& head, const head_state& state, std::span<float> out) const {
-    traits::shared_scores(scorer, head, state, out);
+    declared(scorer).shared_scores(head, state, out);
   }
-  bool supports_decode() const { return traits::supports_decode(scorer); }
-  bool uses_attention() const { return traits::uses_attention(scorer); }
-  observation_needs needs() const { return traits::observation_needs_of(scorer); }
-  kvmeld::prompt_use prompt_use() const { return traits::prompt_use_of(scorer); }
-  void observe(const kv_head auto& head, head_state& state, const observation& seen) const {
-    hooks(scorer).observe(head, state, seen);
-  }
-  void observe(const kv_head auto& head, head_state& state, const query_view<float>& seen) const {
-    hooks(scorer).observe(head, state, seen);
+  bool supports_decode() const { return declared(scorer).supports_decode(); }
+  bool uses_attention() const { return declared(scorer).uses_attention(); }
+  observation_needs needs() const { return declared(scorer).needs(); }
+  kvmeld::prompt_use prompt_use() const { return declared(scorer).prompt_use(); }
+  void observe(const head_ref& head, head_state& state, const auto& seen) const {
+    declared(scorer).observe(head, state, seen);
   }
 
   void plan(const head_ref& head, const head_state& state, index_t target, slot_scratch& work,
@@ -99,7 +93,7 @@ struct massfold {
     detail::with_policy(scorer, [&]<class Q>(const Q& p) {
       static_assert(detail::scores_slots<const Q> && !detail::makes_plans<const Q>,
                     "kvmeld: massfold: expected a policy with a score and no plan of its own");
-      const protection kept = detail::protection_of(p, head, target);
+      const protection kept = declared(p).protects(head, target);
       fold(head, target, kept, detail::score_of(p, head, state), work, out);
     });
   }

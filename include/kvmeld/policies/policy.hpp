@@ -8,16 +8,51 @@
 #include <span>
 #include <string_view>
 #include <type_traits>  // std::is_final_v
+#include <vector>
 
 #include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/merge/rows.hpp"
+#include "kvmeld/policies/options.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/search/protection.hpp"
 #include "kvmeld/search/select.hpp"
 
 namespace kvmeld::inline v0 {
+
+/// A float per slot that a policy keeps. It stands for its number among the policy's `columns`:
+/// `state.column(attention)`.
+struct column {
+  index_t at;
+  std::string_view name;
+  slot_reduce reduce = slot_reduce::sum;
+  float initial = 0;
+
+  constexpr operator index_t() const { return at; }  // NOLINT: where columns are counted
+};
+
+/// A policy's columns as states have them.
+template <class P>
+std::vector<slot_stat> slot_stats_of(const P& p) {
+  std::vector<slot_stat> all;
+  if constexpr (requires { p.slot_stats(); }) {
+    const auto own = p.slot_stats();
+    all.assign(own.begin(), own.end());
+  } else if constexpr (requires { P::columns; }) {
+    const auto used = [&]() -> std::span<const column> {
+      if constexpr (requires { p.columns_used(); }) {
+        return p.columns_used();
+      } else {
+        return P::columns;
+      }
+    }();
+    for (const column& c : used) {
+      all.push_back({c.reduce, c.initial});
+    }
+  }
+  return all;
+}
 
 /// What a model's attention may have for a policy to be right.
 struct attention_support {
@@ -63,10 +98,6 @@ struct hook_arguments {
 };
 
 template <class P>
-concept protects_tokens = requires(P& p, hook_arguments& x) {
-  { p.protects(x.head, x.n) } -> std::convertible_to<protection>;
-};
-template <class P>
 concept scores_slots = requires(P& p, hook_arguments& x) {
   p.score(x.head, x.held, x.n);
 };
@@ -79,32 +110,12 @@ concept plans_with_queries = requires(P& p, hook_arguments& x) {
   p.plan(x.head, x.held, x.queries, x.n, x.work, x.out);
 };
 template <class P>
-concept combines_by_value = requires(P& p) {
-  { p.combine } -> std::convertible_to<group_combine>;
-};
-template <class P>
-concept combines_by_call = requires(P& p) {
-  { p.combine() } -> std::convertible_to<group_combine>;
-};
-template <class P>
-concept supports_by_value = requires {
-  { P::supports } -> std::convertible_to<attention_support>;
-};
-template <class P>
-concept supports_by_call = requires(P& p) {
-  { p.supports() } -> std::convertible_to<attention_support>;
-};
-template <class P>
 concept gives_mass = requires(P& p, hook_arguments& x) {
   p.mass(x.head, x.held);
 };
 template <class P, class Seen>
 concept observes = requires(P& p, hook_arguments& x, const Seen& seen) {
   p.observe(x.head, x.state, seen);
-};
-template <class P>
-concept updates_memory = requires(P& p, hook_arguments& x) {
-  p.update_memory(x.head, x.state, x.out, x.work);
 };
 
 }  // namespace detail
@@ -129,18 +140,25 @@ concept updates_memory = requires(P& p, hook_arguments& x) {
 ///
 /// `plan` is pure: it reads the head and the state, and writes at most `target` rows into `out`
 /// (called only when the head holds more than `target` slots). `work` is memory to work in. The
-/// rest is optional.
+/// rest is optional; `declared` has the defaults. A member of these names that cannot be called so
+/// (one that is not const, say) does not compile.
 ///
-/// A member of these names that cannot be called so (one that is not const, say) does not compile.
+/// What may be set, each with its range and meaning (options.hpp); what these make together:
+///
+///     static constexpr std::tuple options{option("sinks", &own::sinks, 0, any_count, "...")};
+///     void validate() const;                            throws on options that do not go together
 ///
 /// Its state, and the budgets that it needs:
 ///
-///     std::array<slot_stat, n> slot_stats() const;      one float per slot each, in `head_state`
+///     static constexpr column attention{0, "attention"};
+///     static constexpr std::array columns{attention};   one float per slot each, in `head_state`
+///     std::span<const column> columns_used() const;     the first of them, where options decide
+///     std::vector<slot_stat> slot_stats() const;        the same where options say more than that
+///     index_t column_count() const;                     how many these are, without a list
 ///     std::size_t memory(index_t dim, index_t group, index_t capacity) const;
-///                                                       floats per head beside the slots'; `dim`:
-///                                                       of keys or values, the larger
-///     static constexpr bool memory_follows_capacity = true;
-///                                                       does `memory` mean something else for
+///                                                       floats per head in addition to the slots';
+///                                                       `dim`: of keys or values, the larger
+///     static bool memory_follows_capacity();            does `memory` mean something else for
 ///                                                       another capacity, where its size is the
 ///                                                       same? Then states of other capacities
 ///                                                       are not copied
@@ -150,15 +168,12 @@ concept updates_memory = requires(P& p, hook_arguments& x) {
 ///                                                       without a search
 ///     index_t eviction_batch(index_t slots) const;      slots better freed at once in decode, less
 ///                                                       the new token's; default 1/32 in all
-///     void validate() const;                            throws on parameters out of range
-///     static void parameters(auto& p, auto f);          f(name, p's member) for each that
-///                                                       `make_policy` may set
-///     static constexpr bool evicts = false;             never compresses (full_cache)
-///     static constexpr bool supports_decode = false;    compresses prompts only
+///     bool evicts() const;                              false: never compresses (full_cache)
+///     bool supports_decode() const;                     false: compresses prompts only
 ///
 /// How heads share slots, if it can say it in the one unit that all heads have:
 ///
-///     static constexpr bool shares = true;
+///     bool shares() const;
 ///     void shared_scores(const kv_head auto& head, const head_state& state,
 ///                        std::span<float> out) const;   [length], the share of attention, in
 ///                                                       [0, 1], that each slot has: those of the
@@ -166,9 +181,9 @@ concept updates_memory = requires(P& p, hook_arguments& x) {
 ///
 /// Which models it is for:
 ///
-///     static constexpr attention_support supports{...}; or a member function; default: all that
-///                                                       there is with a score, with a plan of its
-///                                                       own all but `alibi` and `one_memory`
+///     attention_support supports() const;               default: all that there is with a score,
+///                                                       with a plan of its own all but `alibi` and
+///                                                       `one_memory`
 ///
 /// What it measures:
 ///
@@ -188,7 +203,7 @@ concept updates_memory = requires(P& p, hook_arguments& x) {
 ///
 ///     void update_memory(const kv_head auto& head, head_state&, const merge_plan& change,
 ///                        slot_scratch&) const;          takes `memory` along before a plan is
-///                                                       applied, which fits
+///                                                       applied
 ///     void after_compress(const kv_head auto& head, head_state&, index_t target) const;
 ///                                                       after every return to the budget
 ///     auto mass(const kv_head auto& head, const head_state&) const;
@@ -197,82 +212,100 @@ concept updates_memory = requires(P& p, hook_arguments& x) {
 ///                                                       the query too
 template <class P>
 concept policy = std::copyable<P> &&
-    (detail::makes_plans<const P> || detail::scores_slots<const P>)&&requires(const P& p) {
+    (detail::makes_plans<const P> || detail::scores_slots<const P> ||
+     detail::chosen_at_run_time<P>)&&requires(const P& p) {
   { p.name() } -> std::convertible_to<std::string_view>;
 };
 
 namespace detail {
 
-/// The optional members of a policy, and `plan`, which may have a form with queries.
+/// The optional members of a policy, and those that have several forms.
 struct hook_names {
-  int slot_stats, memory, min_budget, eviction_batch, validate, combine, protects, observe, plan,
-      update_memory, after_compress, mass, supports;
+  int columns, columns_used, column_count, slot_stats, memory, accepts, min_budget, eviction_batch,
+      validate, evicts, supports_decode, shares, shared_scores, supports, combine, needs,
+      prompt_use, protects, observe, plan, update_memory, after_compress, mass, score;
 };
 /// Where `P` has a member of such a name, whatever it is, the name is ambiguous here.
 template <class P>
 struct with_hook_names : P, hook_names {};
 
-/// The first hook that `P` means to have and has not: a member of its name that cannot be called as
-/// the hook is would be ignored otherwise. Null if all is well; of a final class nothing is known.
+/// Can every member of `P` that has the name of a hook be called as the hook is? One that cannot
+/// would be ignored. Of a final class nothing is known.
 template <class P>
-consteval int hook_names::*misdeclared() {
+consteval bool well_declared() {
   using C = const P;
-  using names = std::conditional_t<std::is_final_v<P>, hook_names, with_hook_names<P>>;
+  using N = std::conditional_t<std::is_final_v<P>, hook_names, with_hook_names<P>>;
   using step = observation;
   using reference = query_view<float>;
-  int hook_names::*found = nullptr;
-  const auto expect = [&](int hook_names::*hook, bool is_there, bool fits) {
-    found = found == nullptr && is_there && !fits ? hook : found;
+  bool fits = true;
+  const auto expect = [&](bool is_not_there, bool is_hook) {
+    fits = fits && (is_not_there || is_hook);
   };
   expect(
-      &hook_names::slot_stats, !requires { &names::slot_stats; },
-      requires(C & p) { p.slot_stats().size(); });
+      requires { &N::slot_stats; }, requires(C & p) { p.slot_stats().size(); });
   expect(
-      &hook_names::memory, !requires { &names::memory; },
-      requires(C & p, index_t n) { p.memory(n, n, n); });
+      requires { &N::columns; }, requires { std::span<const column>(P::columns); });
   expect(
-      &hook_names::min_budget, !requires { &names::min_budget; },
-      requires(C & p) { index_t{p.min_budget()}; });
+      requires { &N::columns_used; },
+      requires(C & p) { std::span<const column>(p.columns_used()); });
   expect(
-      &hook_names::eviction_batch, !requires { &names::eviction_batch; },
+      requires { &N::column_count; }, requires(C & p) { index_t{p.column_count()}; });
+  expect(
+      requires { &N::memory; }, requires(C & p, index_t n) { p.memory(n, n, n); });
+  expect(
+      requires { &N::accepts; }, requires(C & p, index_t n) { bool{p.accepts(n)}; });
+  expect(
+      requires { &N::min_budget; }, requires(C & p) { index_t{p.min_budget()}; });
+  expect(
+      requires { &N::eviction_batch; },
       requires(C & p, index_t n) { index_t{p.eviction_batch(n)}; });
   expect(
-      &hook_names::validate, !requires { &names::validate; }, requires(C & p) { p.validate(); });
+      requires { &N::validate; }, requires(C & p) { p.validate(); });
   expect(
-      &hook_names::combine, !requires { &names::combine; },
-      combines_by_value<C> || combines_by_call<C>);
+      requires { &N::evicts; }, requires(C & p) { bool{p.evicts()}; });
   expect(
-      &hook_names::protects, !requires { &names::protects; }, protects_tokens<C>);
-  // Where there are two forms, one that only a policy that is not const has is ignored as well.
+      requires { &N::supports_decode; }, requires(C & p) { bool{p.supports_decode()}; });
   expect(
-      &hook_names::observe, !requires { &names::observe; },
-      observes<C, step> || observes<C, reference>);
+      requires { &N::shares; }, requires(C & p) { bool{p.shares()}; });
   expect(
-      &hook_names::observe, true,
-      observes<P, step> == observes<C, step> && observes<P, reference> == observes<C, reference>);
-  expect(&hook_names::plan, true, plans_with_queries<P> == plans_with_queries<C>);
+      requires { &N::shared_scores; },
+      requires(C & p, hook_arguments & x, std::span<float> s) {
+        p.shared_scores(x.head, x.held, s);
+      });
   expect(
-      &hook_names::update_memory, !requires { &names::update_memory; }, updates_memory<C>);
+      requires { &N::supports; }, requires(C & p) { attention_support{p.supports()}; });
   expect(
-      &hook_names::after_compress, !requires { &names::after_compress; },
+      requires { &N::needs; }, requires(C & p) { observation_needs{p.needs()}; });
+  expect(
+      requires { &N::prompt_use; }, requires(C & p) { prompt_use{p.prompt_use()}; });
+  expect(
+      requires { &N::protects; },
+      requires(C & p, hook_arguments & x) { protection{p.protects(x.head, x.n)}; });
+  expect(
+      requires { &N::update_memory; },
+      requires(C & p, hook_arguments & x) { p.update_memory(x.head, x.state, x.out, x.work); });
+  expect(
+      requires { &N::after_compress; },
       requires(C & p, hook_arguments & x) { p.after_compress(x.head, x.state, x.n); });
   expect(
-      &hook_names::mass, !requires { &names::mass; }, gives_mass<C>);
+      requires { &N::mass; }, gives_mass<C>);
   expect(
-      &hook_names::supports, !requires { &names::supports; },
-      supports_by_value<C> || supports_by_call<C>);
-  return found;
+      requires { &N::score; }, scores_slots<C> || makes_plans<C>);
+  expect(
+      requires { &N::observe; }, observes<C, step> || observes<C, reference>);
+  expect(
+      requires { &N::combine; },
+      requires(C & p) {
+        { p.combine } -> std::convertible_to<group_combine>;
+      } ||
+          requires(C & p) {
+            { p.combine() } -> std::convertible_to<group_combine>;
+          });
+  // Where there are two forms, one that only a policy that is not const has is ignored as well.
+  return fits && observes<P, step> == observes<C, step> &&
+         observes<P, reference> == observes<C, reference> &&
+         plans_with_queries<P> == plans_with_queries<C>;
 }
-
-/// The compiler's message names the hook.
-template <class P, int hook_names::*misdeclared_hook>
-struct hooks_of {
-  static_assert(
-      misdeclared_hook == nullptr,
-      "kvmeld: expected a policy's member with a hook's name to be const and to take the arguments "
-      "of policy.hpp");
-  static constexpr bool fit = true;
-};
 
 }  // namespace detail
 }  // namespace kvmeld::inline v0

@@ -17,33 +17,35 @@ namespace kvmeld::inline v0 {
 /// The paper compresses prompts only; decoding on as H2O restricted to the window is ours.
 struct snapkv {
   index_t window = 32;
-  index_t sinks = 4;          ///< first tokens that are never evicted (the paper: 0)
-  index_t kernel = 7;         ///< of the pooling; 1: none
-  bool count_border = false;  ///< the authors divide by `kernel` at the borders too
+  index_t sinks = 4;
+  index_t kernel = 7;
+  bool count_border = false;
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "snapkv"; }
-  static void parameters(auto& p, auto f) {
-    f("window", p.window), f("sinks", p.sinks), f("kernel", p.kernel),
-        f("count_border", p.count_border);
-  }
-  enum column_name : index_t { past, current };
-  static constexpr std::array<slot_stat, 2> slot_stats() { return {}; }
+  static constexpr std::tuple options{
+      option("window", &snapkv::window, 1, any_count,
+             "latest queries that count, whose tokens stay"),
+      option("sinks", &snapkv::sinks, 0, any_count, "first tokens, never evicted (the paper: 0)"),
+      option("kernel", &snapkv::kernel, 1, any_count,
+             "slots that a score is the mean over, an odd number"),
+      option("count_border", &snapkv::count_border,
+             "do means at the borders divide by `kernel` too, as the authors do?"),
+      option(&snapkv::combine)};
+  static constexpr column past{0, "past"}, current{1, "current"};
+  static constexpr std::array columns{past, current};
   static constexpr std::size_t memory(index_t, index_t, index_t) {
     return 1;
   }  // queries in `current`
-  index_t min_budget() const { return sinks + window + 1; }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
   kvmeld::prompt_use prompt_use() const {
     return {.observes = true, .reach = window - 1, .latest = window};
   }
   void validate() const {
-    search::expect_count(name(), "queries in the window", window, 1);
-    search::expect_count(name(), "sinks", sinks, 0);
-    expects(kernel > 0 && kernel % 2 == 1, "snapkv: expected an odd kernel, got ", kernel);
+    expects(kernel % 2 == 1, "snapkv: expected an odd kernel, got ", kernel);
   }
 
-  static constexpr bool shares = true;
+  static constexpr bool shares() { return true; }
   void shared_scores(const kv_head auto& head, const head_state& state,
                      std::span<float> out) const {
     for (index_t s = 0; s < head.length(); ++s) {

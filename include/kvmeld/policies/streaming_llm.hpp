@@ -30,9 +30,9 @@ struct streaming_llm {
     const bool stays = positions == position_mode::original;
     return {.one_memory = stays, .seals = stays};
   }
-  static void parameters(auto& p, auto f) { f("sinks", p.sinks); }
-  index_t min_budget() const { return sinks + 1; }
-  void validate() const { search::expect_count(name(), "sinks", sinks, 0); }
+  static constexpr std::tuple options{
+      option("sinks", &streaming_llm::sinks, 0, any_count, "first tokens, never evicted"),
+      option("positions", &streaming_llm::positions, 0, 1, "0 original, 1 within the cache")};
 
   /// Under `cache_index` sinks move in position, and stay before all others.
   protection protects(const kv_head auto& head, index_t) const {

@@ -17,30 +17,33 @@ struct tova {
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "tova"; }
-  static void parameters(auto& p, auto f) { f("sinks", p.sinks); }
-  static constexpr std::array<slot_stat, 1> slot_stats() { return {}; }
-  index_t min_budget() const { return sinks + 1; }
+  static constexpr std::tuple options{
+      option("sinks", &tova::sinks, 0, any_count, "first tokens, never evicted (the paper: 0)"),
+      option(&tova::combine)};
+  static constexpr column attention{0, "attention"};
+  static constexpr std::array columns{attention};
   static constexpr observation_needs needs() { return {.probabilities = true}; }
   static constexpr kvmeld::prompt_use prompt_use() { return {.observes = true, .latest = 1}; }
-  void validate() const { search::expect_count(name(), "sinks", sinks, 0); }
 
-  static constexpr bool shares = true;
+  static constexpr bool shares() { return true; }
   void shared_scores(const kv_head auto& head, const head_state& state,
                      std::span<float> out) const {
-    score::write_shares(state.column(0), combine, head.group(), 1, out);
+    score::write_shares(state.column(attention), combine, head.group(), 1, out);
   }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
-    std::copy(observed.attention.begin(), observed.attention.end(), state.column(0).begin());
+    std::copy(observed.attention.begin(), observed.attention.end(),
+              state.column(attention).begin());
   }
   void observe(const kv_head auto& head, head_state& state,
                const query_view<float>& queries) const {
-    column_scores(head, queries.reference(1), {.combine = combine}, {.total = state.column(0)});
+    column_scores(head, queries.reference(1), {.combine = combine},
+                  {.total = state.column(attention)});
   }
 
   protection protects(const kv_head auto&, index_t) const { return {.sinks = sinks}; }
   float score(const kv_head auto&, const head_state& state, index_t slot) const {
-    return state.column(0)[as_size(slot)];
+    return state.column(attention)[as_size(slot)];
   }
 };
 

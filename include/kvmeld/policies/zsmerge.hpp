@@ -25,26 +25,39 @@ struct zsmerge {
   /// seeds, the highest scores among the evicted (ours).
   enum class prompt_mode { chunked, nearest };
 
-  float proximity = 0.1F;  ///< share of the budget for the ring, at least 2 slots
-  index_t residual = 1;    ///< Br
-  index_t sinks = 4;       ///< first tokens that are always in the context (the paper: 0)
-  float alpha = 0.6F;      ///< α ≤ 1: theorem 3.1 holds
-  float decay = 0.98F;     ///< λ
+  float proximity = 0.1F;
+  index_t residual = 1;  // Br
+  index_t sinks = 4;
+  float alpha = 0.6F;
+  float decay = 0.98F;  // λ
   prompt_mode prompt = prompt_mode::chunked;
-  /// May the token that has just passed the ring be evicted? Algorithm 1: yes; authors' code: no.
   bool new_token_competes = true;
-  slot_reduce merged_score = slot_reduce::max;  ///< authors' default; or `sum`
+  slot_reduce merged_score = slot_reduce::max;
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "zsmerge"; }
-  static constexpr attention_support supports{.alibi = false};
-  static void parameters(auto& p, auto f) {
-    f("proximity", p.proximity), f("residual", p.residual), f("sinks", p.sinks),
-        f("alpha", p.alpha), f("decay", p.decay), f("new_token_competes", p.new_token_competes);
-  }
-  enum column_name : index_t { score, count, is_residual };
+  static constexpr attention_support supports() { return {.alibi = false}; }
+  static constexpr std::tuple options{
+      option("proximity", &zsmerge::proximity, 0, below_1,
+             "share of the budget for the ring, at least 2 slots"),
+      option("residual", &zsmerge::residual, 1, any_count, "slots that absorb the rest"),
+      option("sinks", &zsmerge::sinks, 0, any_count,
+             "first tokens that are always in the context (the paper: 0)"),
+      option("alpha", &zsmerge::alpha, 0, any_number, "of log-mass; to 1 theorem 3.1 holds"),
+      option("decay", &zsmerge::decay, above_0, 1, "of the scores, per query"),
+      option("prompt", &zsmerge::prompt, 0, 1,
+             "residuals of a prompt: 0 equal chunks (authors), 1 by eq. 6 (ours)"),
+      option("new_token_competes", &zsmerge::new_token_competes,
+             "may the token that has just passed the ring be evicted? (authors: 0)"),
+      option("merged_score", &zsmerge::merged_score, 0, 1,
+             "of a residual: 0 the sum, 1 the largest"),
+      option(&zsmerge::combine)};
+  static constexpr column score{0, "score"}, count{1, "count", slot_reduce::sum, 1},
+      is_residual{2, "is_residual", slot_reduce::max};
+  static constexpr std::array columns{score, count, is_residual};
   std::array<slot_stat, 3> slot_stats() const {
-    return {slot_stat{merged_score}, slot_stat{slot_reduce::sum, 1}, slot_stat{slot_reduce::max}};
+    return {slot_stat{merged_score}, slot_stat{count.reduce, count.initial},
+            slot_stat{is_residual.reduce}};
   }
   std::size_t memory(index_t dim, index_t, index_t) const {
     return merge::float_rows::floats(residual, dim);
@@ -55,18 +68,8 @@ struct zsmerge {
     return search::least_target(residual + sinks + 3, proximity, residual + sinks + 1);
   }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
-  void validate() const {
-    search::expect_share(name(), "proximity", proximity);
-    search::expect_count(name(), "residual slots", residual, 1);
-    search::expect_count(name(), "sinks", sinks, 0);
-    expects(alpha >= 0 && std::isfinite(alpha),
-            "zsmerge: expected a finite alpha of at least 0, got ", alpha);
-    expects(decay > 0 && decay <= 1, "zsmerge: expected a decay in (0, 1], got ", decay);
-    expects(merged_score != slot_reduce::anchor,
-            "zsmerge: expected a merged score of max or sum, got anchor");
-  }
 
-  static constexpr bool shares = true;
+  static constexpr bool shares() { return true; }
   void shared_scores(const kv_head auto& head, const head_state& state,
                      std::span<float> out) const {
     const auto n = static_cast<double>(state.observed());

@@ -135,7 +135,7 @@ struct mirror {
       places = counts + 1 + 2 * static_cast<std::size_t>(c.group);
     }
     float* initial = device.state.initial;
-    for (const auto& x : traits::slot_stats(p)) {
+    for (const auto& x : kvmeld::declared(p).slot_stats()) {
       *initial++ = x.initial;
     }
     for (index_t h = 0; h < kv.heads(); ++h) {
@@ -298,7 +298,7 @@ struct mirror {
   template <class Policy>
   static std::vector<slot_reduce> folds(const Policy& p) {
     std::vector<slot_reduce> f;
-    for (const auto& c : traits::slot_stats(p)) {
+    for (const auto& c : kvmeld::declared(p).slot_stats()) {
       f.push_back(c.reduce);
     }
     return f;

@@ -7,7 +7,7 @@
 
 #include "cuda/device_cache.hpp"
 #include "cuda/policy_calls.hpp"
-#include "kvmeld/policies/traits.hpp"
+#include "kvmeld/policies/declared.hpp"
 
 namespace kvmeld::cuda {
 
@@ -28,7 +28,8 @@ struct one_step {
       : policy(p),
         shape(c),
         lengths(held),
-        kv(c, held, seed, merges(p), static_cast<index_t>(traits::memory(p, c.dim, 1, c.capacity))),
+        kv(c, held, seed, merges(p),
+           static_cast<index_t>(kvmeld::declared(p).memory(c.dim, 1, c.capacity))),
         q(size(c.group)),
         k(size(1)),
         v(size(1)),
@@ -41,7 +42,7 @@ struct one_step {
       return static_cast<float>(random.below(1U << 16)) / (1U << 15) - 1.0F;
     };
     index_t column = 0;
-    for (const auto& x : traits::slot_stats(p)) {
+    for (const auto& x : kvmeld::declared(p).slot_stats()) {
       kv.state.initial[column++] = x.initial;
     }
     for (auto* rows : {&q, &k, &v}) {
@@ -100,7 +101,7 @@ struct one_step {
  private:
   static std::vector<slot_reduce> merges(const Policy& p) {
     std::vector<slot_reduce> all;
-    for (const auto& x : traits::slot_stats(p)) {
+    for (const auto& x : kvmeld::declared(p).slot_stats()) {
       all.push_back(x.reduce);
     }
     return all;

@@ -158,7 +158,7 @@ void policy_calls<Policy, scalar>::check_compress(const Policy& p, cache_case c,
     twin.check_same(kv, state, tolerance);
     merged = true;
   };
-  both(seen, rows, what.slots, traits::evicts(p));
+  both(seen, rows, what.slots, kvmeld::declared(p).evicts());
   CHECK((memory.intact() && queries.intact() && positions.intact()));
   uneven_budgets same({what.slots}, what.apart, c.heads);
   calls::compress(p, again.device.view(), again.device.state, rows, same.limits(), space,

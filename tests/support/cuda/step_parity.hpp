@@ -94,7 +94,7 @@ void policy_calls<Policy, scalar>::check_steps(const Policy& p, const cache_case
     }
   }
   for (index_t h = 0; h < c.heads; ++h) {  // as `compress` leaves it
-    hooks(p).after_compress(kv.head(h), state[h], budgets[h].slots);
+    kvmeld::declared(p).after_compress(kv.head(h), state[h], budgets[h].slots);
   }
   mirror<Scalar, scalar> twin(p, kv, state, c);
   device_buffer<unsigned char> memory(workspace_bytes(p, twin.device.view()));

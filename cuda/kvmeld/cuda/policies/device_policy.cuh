@@ -100,12 +100,26 @@ template <class Policy>
 auto columns_of(const Policy& policy) {
   if constexpr (requires { policy.slot_stats(); }) {
     return policy.slot_stats();
+  } else if constexpr (requires { policy.columns_used(); }) {
+    return policy.columns_used();
+  } else if constexpr (requires { Policy::columns; }) {
+    return Policy::columns;
   } else {
     struct none {
       slot_reduce reduce;
       float initial;
     };
     return std::array<none, 0>{};
+  }
+}
+
+/// Throws on options that a policy refuses.
+template <class Policy>
+void expect_valid(const Policy& policy) {
+  if constexpr (requires { validate(policy); }) {  // the library's
+    validate(policy);
+  } else {
+    policy.validate();
   }
 }
 

@@ -20,18 +20,12 @@ namespace kvmeld::inline v0 {
 /// Everything is computed in the plan's own scratch, so that nothing is allocated after its first
 /// use.
 struct fold_decode {
-  future_positions ahead = {};  ///< where the queries are moved to
-  index_t queries = 16;         ///< remembered, per query head; 0 if only prompts are compressed
-  index_t stride = 4;           ///< every so many steps one is remembered
-  index_t period = 0;           ///< slots freed at once; 0: a sixteenth of the budget
+  future_positions ahead = {};
+  index_t queries = 16;
+  index_t stride = 4;
+  index_t period = 0;
 
   index_t freed(index_t slots) const { return detail::fold_freed(period, slots); }
-  void validate() const {
-    ahead.validate("fold");
-    search::expect_count("fold", "remembered queries", queries, 0);
-    search::expect_count("fold", "steps in the stride", stride, 1);
-    search::expect_count("fold", "slots freed at once", period, 0);
-  }
 
   /// `work.marks` says which slots keep their bytes; of the others, the cheapest to fold go.
   template <class Memory>

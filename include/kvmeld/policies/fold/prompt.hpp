@@ -15,26 +15,13 @@ namespace kvmeld::inline v0 {
 /// The slots that are not marked become clusters, `target` rows in all. Seeds keep away from what
 /// is marked.
 struct fold_prompt {
-  index_t pool = 5;      ///< neighbours that leverage is averaged over, itself included
-  float outlier = 1.6F;  ///< an outlier's leverage, times the mean: in many heads none has it
-  index_t rounds = 4;    ///< Lloyd's
-  float floor = 0.1F;    ///< weight of a slot without attention, times the number of slots
-  float ridge = 0.002F;  ///< of the values' fit, relative to its matrix's trace; 0: no fit
-  index_t refine = 0;    ///< gradient steps on the clusters; wants about 900 queries a head
-  float rate = 0.01F;    ///< of a step, relative to the mean norms of keys and values
-
-  void validate() const {
-    search::expect_count("fold", "neighbours", pool, 1);
-    expects(outlier >= 0 && std::isfinite(outlier), "fold: expected an outlier of at least 0, got ",
-            outlier);
-    search::expect_count("fold", "rounds", rounds, 1);
-    expects(floor >= 0 && std::isfinite(floor), "fold: expected a floor of at least 0, got ",
-            floor);
-    expects(ridge >= 0 && std::isfinite(ridge), "fold: expected a ridge of at least 0, got ",
-            ridge);
-    search::expect_count("fold", "refine steps", refine, 0);
-    expects(rate > 0 && std::isfinite(rate), "fold: expected a finite rate above 0, got ", rate);
-  }
+  index_t pool = 5;
+  float outlier = 1.6F;
+  index_t rounds = 4;
+  float floor = 0.1F;
+  float ridge = 0.002F;
+  index_t refine = 0;
+  float rate = 0.01F;
 
   /// What becomes of a slot.
   enum mark : char { clustered, pinned, evicted };

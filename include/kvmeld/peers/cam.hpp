@@ -23,28 +23,27 @@ namespace kvmeld::inline v0 {
 /// are added as they were.
 struct cam {
   index_t sinks = 4;
-  index_t merge = 32;  ///< tokens that a value is added to
+  index_t merge = 32;
   std::uint64_t seed = 0;
 
   static constexpr std::string_view name() { return "cam"; }
-  static void parameters(auto& p, auto f) {
-    f("sinks", p.sinks), f("merge", p.merge), f("seed", p.seed);
-  }
-  static constexpr std::array<slot_stat, 1> slot_stats() { return {}; }
-  index_t min_budget() const { return sinks + 1; }
+  static constexpr std::tuple options{
+      option("sinks", &cam::sinks, 0, any_count, "first tokens, never evicted"),
+      option("merge", &cam::merge, 1, any_count, "tokens that a value is added to"),
+      option("seed", &cam::seed, 0, any_seed, "of the chance")};
+  static constexpr column attention{0, "attention"};
+  static constexpr std::array columns{attention};
+  protection protects(const kv_head auto&, index_t) const { return {.sinks = sinks}; }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
   static constexpr kvmeld::prompt_use prompt_use() { return {.observes = true, .latest = 1}; }
-  void validate() const {
-    search::expect_count(name(), "sinks", sinks, 0);
-    search::expect_count(name(), "tokens to merge into", merge, 1);
-  }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
-    std::copy(observed.attention.begin(), observed.attention.end(), state.column(0).begin());
+    std::copy(observed.attention.begin(), observed.attention.end(),
+              state.column(attention).begin());
   }
   /// What has no attention gives nothing away.
   void observe(const kv_head auto&, head_state& state, const query_view<float>&) const {
-    std::ranges::fill(state.column(0), 0.0F);
+    std::ranges::fill(state.column(attention), 0.0F);
   }
 
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
@@ -64,7 +63,7 @@ struct cam {
     recipients to{newest};
     float value[detail::row_floats];
     for (index_t s = 0; s < head.length(); ++s) {
-      if (work.marks[s] != 0 || !gives(position(s), state.column(0)[as_size(s)], behind)) {
+      if (work.marks[s] != 0 || !gives(position(s), state.column(attention)[as_size(s)], behind)) {
         continue;
       }
       to = to.count > 0 ? to : recipients_behind(head, newest);
@@ -100,7 +99,7 @@ struct cam {
     window all;
     for (index_t s = 0; s < head.length(); ++s) {
       if (head.position(s) > position) {
-        all.attention += double{state.column(0)[as_size(s)]};
+        all.attention += double{state.column(attention)[as_size(s)]};
         ++all.slots;
       }
     }

@@ -15,19 +15,18 @@ struct random_tokens {
   index_t sinks = 4;
   index_t window = 32;
   std::uint64_t seed = 0;
-  bool prompt = false;  ///< do prompts' tokens stay before all decoded ones?
+  bool prompt = false;
 
   static constexpr std::string_view name() { return "random"; }
-  static void parameters(auto& p, auto f) {
-    f("sinks", p.sinks), f("window", p.window), f("seed", p.seed), f("prompt", p.prompt);
-  }
+  static constexpr std::tuple options{
+      option("sinks", &random_tokens::sinks, 0, any_count, "first tokens, never evicted"),
+      option("window", &random_tokens::window, 0, any_count, "latest tokens, never evicted"),
+      option("seed", &random_tokens::seed, 0, any_seed, "of the chance"),
+      option("prompt", &random_tokens::prompt,
+             "do the tokens of prompts stay before all decoded ones?")};
   /// How many tokens had come when the latest prompt ended.
   std::size_t memory(index_t, index_t, index_t) const { return prompt ? 1 : 0; }
   kvmeld::prompt_use prompt_use() const { return {.observes = prompt, .latest = 1}; }
-  void validate() const {
-    search::expect_count(name(), "sinks", sinks, 0);
-    search::expect_count(name(), "tokens in the window", window, 0);
-  }
 
   /// Of a prompt's queries, only where they end.
   void observe(const kv_head auto& head, head_state& state, const query_view<float>&) const {

@@ -19,22 +19,24 @@ namespace kvmeld::inline v0 {
 /// Prompt only. A slot that leaves a query nothing ranks highest.
 struct dropkv {
   index_t window = 32;
-  index_t sinks = 4;   ///< first tokens that are never evicted (the authors: 0)
-  index_t kernel = 7;  ///< of the pooling; 1: none
+  index_t sinks = 4;
+  index_t kernel = 7;
 
   static constexpr std::string_view name() { return "dropkv"; }
-  static void parameters(auto& p, auto f) {
-    f("window", p.window), f("sinks", p.sinks), f("kernel", p.kernel);
-  }
-  static constexpr bool supports_decode = false;
-  static constexpr std::array<slot_stat, 1> slot_stats() { return {}; }
+  static constexpr std::tuple options{
+      option("window", &dropkv::window, 1, any_count,
+             "latest queries that count, whose tokens stay"),
+      option("sinks", &dropkv::sinks, 0, any_count, "first tokens, never evicted (the authors: 0)"),
+      option("kernel", &dropkv::kernel, 1, any_count,
+             "slots that a score is the mean over, an odd number")};
+  static constexpr bool supports_decode() { return false; }
+  static constexpr column change{0, "change"};
+  static constexpr std::array columns{change};
   kvmeld::prompt_use prompt_use() const {
     return {.observes = true, .reach = window - 1, .latest = window};
   }
   void validate() const {
-    search::expect_count(name(), "queries in the window", window, 1);
-    search::expect_count(name(), "sinks", sinks, 0);
-    expects(kernel > 0 && kernel % 2 == 1, "dropkv: expected an odd kernel, got ", kernel);
+    expects(kernel % 2 == 1, "dropkv: expected an odd kernel, got ", kernel);
   }
 
   void observe(const kv_head auto& head, head_state& state,
@@ -85,7 +87,7 @@ struct dropkv {
         }
       }
     });
-    const auto s = state.column(0);
+    const auto s = state.column(change);
     std::transform(changed.begin(), changed.end(), s.begin(),
                    [](double x) { return static_cast<float>(x); });
     score::average_pool(
@@ -96,7 +98,7 @@ struct dropkv {
     return {.sinks = sinks, .recent = window};
   }
   float score(const kv_head auto&, const head_state& state, index_t slot) const {
-    return state.column(0)[as_size(slot)];
+    return state.column(change)[as_size(slot)];
   }
 };
 

@@ -27,29 +27,30 @@ namespace kvmeld::inline v0 {
 struct attention_matching {
   bool omp = false;
   index_t sinks = 4;
-  index_t recent = 0;   ///< latest tokens that are kept in any case
-  float ridge = 2e-4F;  ///< of the values' fit, relative to its matrix's trace; 0: no fit
-  index_t a_round = 4;  ///< omp: slots that join before the next fit
-  float drop = -7;      ///< omp: log-mass below which a chosen slot is dropped
-  float floor = -30;    ///< log-mass of a slot whose fit is less, or 0: it must be finite
-  static constexpr bool supports_decode = false;
+  index_t recent = 0;
+  float ridge = 2e-4F;
+  index_t a_round = 4;
+  float drop = -7;
+  float floor = -30;
+  static constexpr bool supports_decode() { return false; }
 
   static constexpr std::string_view name() { return "attention_matching"; }
-  static void parameters(auto& p, auto f) {
-    f("omp", p.omp), f("sinks", p.sinks), f("recent", p.recent), f("ridge", p.ridge),
-        f("a_round", p.a_round), f("drop", p.drop), f("floor", p.floor);
+  static constexpr std::tuple options{
+      option("omp", &attention_matching::omp, "are slots chosen by orthogonal matching pursuit?"),
+      option("sinks", &attention_matching::sinks, 0, any_count, "first tokens, never evicted"),
+      option("recent", &attention_matching::recent, 0, any_count, "latest tokens, never evicted"),
+      option("ridge", &attention_matching::ridge, 0, any_number,
+             "of the fit of values, relative to the trace of its matrix; 0: no fit"),
+      option("a_round", &attention_matching::a_round, 1, any_count,
+             "with omp=1: slots that join before the next fit"),
+      option("drop", &attention_matching::drop, any_negative, any_number,
+             "with omp=1: log-mass below which a chosen slot is dropped"),
+      option("floor", &attention_matching::floor, any_negative, any_number,
+             "log-mass of a slot whose fit is less")};
+  protection protects(const kv_head auto&, index_t) const {
+    return {.sinks = sinks, .recent = recent};
   }
-  index_t min_budget() const { return sinks + recent + 1; }
   kvmeld::prompt_use prompt_use() const { return {.plans = prompt_use::planned::spread}; }
-  void validate() const {
-    search::expect_count(name(), "sinks", sinks, 0);
-    search::expect_count(name(), "recent tokens", recent, 0);
-    search::expect_count(name(), "slots per round", a_round, 1);
-    expects(ridge >= 0 && std::isfinite(ridge),
-            "attention_matching: expected a ridge of at least 0, got ", ridge);
-    expects(std::isfinite(drop), "attention_matching: expected a finite drop, got ", drop);
-    expects(std::isfinite(floor), "attention_matching: expected a finite floor, got ", floor);
-  }
 
   void plan(const kv_head auto&, const head_state&, index_t, slot_scratch&, merge_plan&) const {
     expects(false, "attention_matching: expected reference queries");

@@ -20,12 +20,12 @@ struct key_diff {
   index_t window = 0;
 
   static constexpr std::string_view name() { return "key_diff"; }
-  static constexpr attention_support supports{};
-  static void parameters(auto& p, auto f) { f("sinks", p.sinks), f("window", p.window); }
-  index_t min_budget() const { return sinks + window + 1; }
-  void validate() const {
-    search::expect_count(name(), "sinks", sinks, 0);
-    search::expect_count(name(), "tokens in the window", window, 0);
+  static constexpr attention_support supports() { return {}; }
+  static constexpr std::tuple options{
+      option("sinks", &key_diff::sinks, 0, any_count, "first tokens, never evicted (the paper: 0)"),
+      option("window", &key_diff::window, 0, any_count, "latest tokens, never evicted")};
+  protection protects(const kv_head auto&, index_t) const {
+    return {.sinks = sinks, .recent = window};
   }
 
   void plan(const kv_head auto& head, const head_state&, index_t target, slot_scratch& work,

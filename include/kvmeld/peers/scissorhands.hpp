@@ -21,27 +21,24 @@ namespace kvmeld::inline v0 {
 struct scissorhands {
   index_t sinks = 4;
   index_t window = 10;
-  index_t history = 400;  ///< queries
+  index_t history = 400;
   static constexpr group_combine combine = group_combine::mean;
 
   static constexpr std::string_view name() { return "scissorhands"; }
-  static void parameters(auto& p, auto f) {
-    f("sinks", p.sinks), f("window", p.window), f("history", p.history);
-  }
-  enum column_name : index_t { past, current };
-  static constexpr std::array<slot_stat, 2> slot_stats() { return {}; }
+  static constexpr std::tuple options{
+      option("sinks", &scissorhands::sinks, 0, any_count,
+             "first tokens, never evicted (the paper: 0)"),
+      option("window", &scissorhands::window, 0, any_count, "latest tokens, never evicted"),
+      option("history", &scissorhands::history, 1, any_count, "queries whose marks count")};
+  static constexpr column past{0, "past"}, current{1, "current"};
+  static constexpr std::array columns{past, current};
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // queries so far
   static constexpr observation_needs needs() { return {.probabilities = true}; }
   kvmeld::prompt_use prompt_use() const {
     return {.observes = true, .reach = history - 1, .latest = history};
   }
-  void validate() const {
-    search::expect_count(name(), "sinks", sinks, 0);
-    search::expect_count(name(), "tokens in the window", window, 0);
-    search::expect_count(name(), "queries in the history", history, 1);
-  }
 
-  static constexpr bool shares = true;
+  static constexpr bool shares() { return true; }
   void shared_scores(const kv_head auto& head, const head_state& state,
                      std::span<float> out) const {
     // The share of queries that gave a token its fair share of attention, or more.

@@ -17,24 +17,24 @@ namespace kvmeld::inline v0 {
 struct roco {
   index_t sinks = 4;
   index_t window = 10;
-  float steady = 0.3F;  ///< share of the budget, the window included
+  float steady = 0.3F;
 
   static constexpr std::string_view name() { return "roco"; }
-  static constexpr attention_support supports{};
-  static void parameters(auto& p, auto f) {
-    f("sinks", p.sinks), f("window", p.window), f("steady", p.steady);
+  static constexpr attention_support supports() { return {}; }
+  static constexpr std::tuple options{
+      option("sinks", &roco::sinks, 0, any_count, "first tokens, never evicted (the paper: 0)"),
+      option("window", &roco::window, 0, any_count, "latest tokens, never evicted"),
+      option("steady", &roco::steady, 0, 1,
+             "share of the budget held for their deviation, the window included")};
+  static constexpr column mean{0, "mean"}, squares{1, "squares"},  // Σ (a − mean)²
+      queries_seen{2, "queries_seen"};
+  static constexpr std::array columns{mean, squares, queries_seen};
+  protection protects(const kv_head auto&, index_t) const {
+    return {.sinks = sinks, .recent = window};
   }
-  enum column_name : index_t { mean, squares, queries_seen };  // `squares`: Σ (a − mean)²
-  static constexpr std::array<slot_stat, 3> slot_stats() { return {}; }
-  index_t min_budget() const { return sinks + window + 1; }
   static constexpr observation_needs needs() { return {.probabilities = true}; }
-  void validate() const {
-    search::expect_count(name(), "sinks", sinks, 0);
-    search::expect_count(name(), "tokens in the window", window, 0);
-    expects(steady >= 0 && steady <= 1, "roco: expected a steady share in [0, 1], got ", steady);
-  }
 
-  static constexpr bool shares = true;
+  static constexpr bool shares() { return true; }
   void shared_scores(const kv_head auto& head, const head_state& state,
                      std::span<float> out) const {
     score::write_shares(state.column(mean), group_combine::sum, head.group(), 1, out);

@@ -24,27 +24,29 @@ namespace kvmeld::inline v0 {
 /// stored. Elements that do not rotate are in it.
 struct triattention {
   index_t sinks = 4;
-  index_t window = 0;  ///< latest tokens that are never evicted
+  index_t window = 0;
   /// Of this head's queries, `[group, dim + dim / 2]`: E q un-rotated, E|q_f|. Measured elsewhere
   /// (`statistics`), of the caller, who keeps it alive. Empty: of all queries so far.
   std::span<const float> calibration = {};
 
   static constexpr std::string_view name() { return "triattention"; }
-  static constexpr attention_support supports{.alibi = false, .why = "its distances are RoPE's"};
-  static void parameters(auto& p, auto f) { f("sinks", p.sinks), f("window", p.window); }
+  static constexpr attention_support supports() {
+    return {.alibi = false, .why = "its distances are RoPE's"};
+  }
+  static constexpr std::tuple options{
+      option("sinks", &triattention::sinks, 0, any_count, "first tokens, never evicted"),
+      option("window", &triattention::window, 0, any_count, "latest tokens, never evicted")};
   /// How many queries were measured, and what `calibration` is of them.
   static constexpr std::size_t memory(index_t dim, index_t group, index_t) {
     return 1 + size(dim, group);
   }
-  index_t min_budget() const { return sinks + window + 1; }
+  protection protects(const kv_head auto&, index_t) const {
+    return {.sinks = sinks, .recent = window};
+  }
   index_t eviction_batch(index_t slots) const { return slots / 8; }
   bool uses_attention() const { return calibration.empty(); }
   observation_needs needs() const { return {.query = calibration.empty()}; }
   kvmeld::prompt_use prompt_use() const { return {.observes = calibration.empty()}; }
-  void validate() const {
-    search::expect_count(name(), "sinks", sinks, 0);
-    search::expect_count(name(), "tokens in the window", window, 0);
-  }
 
   /// What a head's queries were measured as, for `calibration`.
   static std::span<const float> statistics(const kv_head auto& head, const head_state& state) {

@@ -24,32 +24,33 @@ namespace kvmeld::inline v0 {
 struct compactor {
   index_t sinks = 4;
   index_t window = 4;
-  index_t chunk = 256;  ///< slots that attend to each other
-  float blend = -1;     ///< of leverage; negative: the share of slots that are evicted
+  index_t chunk = 256;
+  float blend = -1;
 
   static constexpr std::string_view name() { return "compactor"; }
-  static constexpr attention_support supports{.alibi = false,
-                                              .why = "it attends within chunks without positions"};
-  static void parameters(auto& p, auto f) {
-    f("sinks", p.sinks), f("window", p.window), f("chunk", p.chunk), f("blend", p.blend);
+  static constexpr attention_support supports() {
+    return {.alibi = false, .why = "it attends within chunks without positions"};
   }
-  static constexpr std::array<slot_stat, 1> slot_stats() { return {}; }         // a_j, as received
+  static constexpr std::tuple options{
+      option("sinks", &compactor::sinks, 0, any_count, "first tokens, never evicted"),
+      option("window", &compactor::window, 0, any_count, "latest tokens, never evicted"),
+      option("chunk", &compactor::chunk, 1, any_count, "slots that attend to each other"),
+      option("blend", &compactor::blend, any_negative, any_number,
+             "weight of leverage; negative: the share of slots that are evicted")};
+  static constexpr column received{0, "received"};  // a_j
+  static constexpr std::array columns{received};
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }  // 1: a prompt
-  index_t min_budget() const { return sinks + window + 1; }
+  protection protects(const kv_head auto&, index_t) const {
+    return {.sinks = sinks, .recent = window};
+  }
   index_t eviction_batch(index_t slots) const { return slots / 16; }
   static constexpr observation_needs needs() { return {}; }
   kvmeld::prompt_use prompt_use() const { return {.observes = true, .reach = chunk + window}; }
-  void validate() const {
-    search::expect_count(name(), "sinks", sinks, 0);
-    search::expect_count(name(), "tokens in the window", window, 0);
-    search::expect_count(name(), "slots in a chunk", chunk, 1);
-    expects(std::isfinite(blend), "compactor: expected a finite blend, got ", blend);
-  }
 
-  static constexpr bool shares = true;
+  static constexpr bool shares() { return true; }
   void shared_scores(const kv_head auto& head, const head_state& state,
                      std::span<float> out) const {
-    score::write_shares(state.column(0), group_combine::sum, head.group(),
+    score::write_shares(state.column(received), group_combine::sum, head.group(),
                         std::min(chunk, head.length()), out);
   }
 
@@ -59,7 +60,7 @@ struct compactor {
   void observe(const kv_head auto& head, head_state& state,
                const query_view<float>& queries) const {
     state.memory()[0] = 1;
-    const auto received = state.column(0);
+    const auto from_queries = state.column(received);
     // What of a prompt came before has received what it will, but for the last of it, which was in
     // the window or shares its chunk with new tokens.
     const auto before = std::min(std::int64_t{queries.before}, std::int64_t{chunk} + window);
@@ -92,7 +93,7 @@ struct compactor {
       const auto beta = log_mass(slots).eval();
       const auto a = dense::attend(q, k, nothing, beta, score::logit_terms(head));
       for (std::size_t j = 0; j < slots.size(); ++j) {
-        received[as_size(slots[j])] = a.mass[static_cast<Eigen::Index>(j)];
+        from_queries[as_size(slots[j])] = a.mass[static_cast<Eigen::Index>(j)];
       }
     }
   }
@@ -115,7 +116,7 @@ struct compactor {
     if (state.memory()[0] != 0) {
       for (index_t j = 0; j < m; ++j) {
         const index_t s = others[as_size(j)];
-        attended[j] = state.column(0)[as_size(s)] * norm(head.value(s), head.value_dim());
+        attended[j] = state.column(received)[as_size(s)] * norm(head.value(s), head.value_dim());
       }
       float before = 0;
       for (index_t j = 0; j < m; ++j) {

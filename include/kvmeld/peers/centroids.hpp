@@ -23,20 +23,18 @@ namespace kvmeld::inline v0 {
 struct centroids {
   index_t sinks = 4;
   index_t window = 32;
-  index_t rounds = 10;  ///< Lloyd's
+  index_t rounds = 10;
 
   static constexpr std::string_view name() { return "centroids"; }
-  static constexpr attention_support supports{.alibi = false};
-  static void parameters(auto& p, auto f) {
-    f("sinks", p.sinks), f("window", p.window), f("rounds", p.rounds);
-  }
+  static constexpr attention_support supports() { return {.alibi = false}; }
+  static constexpr std::tuple options{
+      option("sinks", &centroids::sinks, 0, any_count, "first tokens, kept as they are"),
+      option("window", &centroids::window, 0, any_count, "latest tokens, kept as they are"),
+      option("rounds", &centroids::rounds, 1, any_count, "of k-means (Lloyd)")};
   /// Of `after_compress`.
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 1; }
-  index_t min_budget() const { return sinks + window + 1; }
-  void validate() const {
-    search::expect_count(name(), "sinks", sinks, 0);
-    search::expect_count(name(), "tokens in the window", window, 0);
-    search::expect_count(name(), "rounds", rounds, 1);
+  protection protects(const kv_head auto&, index_t) const {
+    return {.sinks = sinks, .recent = window};
   }
 
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,

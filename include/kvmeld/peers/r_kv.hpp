@@ -23,29 +23,30 @@ namespace kvmeld::inline v0 {
 /// O(length² · dim) a plan: the paper makes one for 128 of 1,024 slots.
 struct r_kv {
   index_t sinks = 4;
-  index_t window = 8;  ///< latest queries, whose tokens are never evicted
-  index_t kernel = 7;  ///< of the pooling; 1: none
+  index_t window = 8;
+  index_t kernel = 7;
   float lambda = 0.07F;
 
   static constexpr std::string_view name() { return "r_kv"; }
-  static constexpr attention_support supports{};
-  static void parameters(auto& p, auto f) {
-    f("sinks", p.sinks), f("window", p.window), f("kernel", p.kernel), f("lambda", p.lambda);
-  }
+  static constexpr attention_support supports() { return {}; }
+  static constexpr std::tuple options{
+      option("sinks", &r_kv::sinks, 0, any_count, "first tokens, never evicted (the paper: 0)"),
+      option("window", &r_kv::window, 1, any_count,
+             "latest queries, whose tokens are never evicted"),
+      option("kernel", &r_kv::kernel, 1, any_count,
+             "neighbours that an importance is the largest of, an odd number"),
+      option("lambda", &r_kv::lambda, 0, 1, "weight of importance; the rest is of redundancy")};
   /// How many queries are held; their positions, as bits; the queries, the oldest first.
   std::size_t memory(index_t dim, index_t group, index_t) const {
     return 1 + as_size(window) * (1 + as_size(dim, group));
   }
-  index_t min_budget() const { return sinks + window + 1; }
+  protection protects(const kv_head auto&, index_t) const {
+    return {.sinks = sinks, .recent = window};
+  }
   index_t eviction_batch(index_t slots) const { return slots / 8; }
   static constexpr observation_needs needs() { return {.query = true}; }
   kvmeld::prompt_use prompt_use() const { return {.observes = true, .latest = window}; }
-  void validate() const {
-    search::expect_count(name(), "sinks", sinks, 0);
-    search::expect_count(name(), "queries in the window", window, 1);
-    expects(kernel > 0 && kernel % 2 == 1, "r_kv: expected an odd kernel, got ", kernel);
-    expects(lambda >= 0 && lambda <= 1, "r_kv: expected a lambda in [0, 1], got ", lambda);
-  }
+  void validate() const { expects(kernel % 2 == 1, "r_kv: expected an odd kernel, got ", kernel); }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     observe(head, state, query_of_step(name(), observed, head.dim()));

@@ -23,26 +23,25 @@ namespace kvmeld::inline v0 {
 /// O(length · group · dim²) a plan.
 struct expected_attention {
   index_t sinks = 4;
-  index_t window = 0;    ///< latest tokens that are never evicted
-  index_t future = 512;  ///< positions to come
+  index_t window = 0;
+  index_t future = 512;
 
   static constexpr std::string_view name() { return "expected_attention"; }
-  static constexpr attention_support supports{
-      .soft_cap = false, .alibi = false, .why = "its estimate is of plain logits"};
-  static void parameters(auto& p, auto f) {
-    f("sinks", p.sinks), f("window", p.window), f("future", p.future);
+  static constexpr attention_support supports() {
+    return {.soft_cap = false, .alibi = false, .why = "its estimate is of plain logits"};
   }
+  static constexpr std::tuple options{
+      option("sinks", &expected_attention::sinks, 0, any_count, "first tokens, never evicted"),
+      option("window", &expected_attention::window, 0, any_count, "latest tokens, never evicted"),
+      option("future", &expected_attention::future, 1, any_count, "positions to come")};
   static std::size_t memory(index_t dim, index_t group, index_t) {
     return score::query_moments<float>::size(dim, group) + as_size(dim);
   }
-  index_t min_budget() const { return sinks + window + 1; }
+  protection protects(const kv_head auto&, index_t) const {
+    return {.sinks = sinks, .recent = window};
+  }
   index_t eviction_batch(index_t slots) const { return slots / 16; }
   static constexpr observation_needs needs() { return {.query = true}; }
-  void validate() const {
-    search::expect_count(name(), "sinks", sinks, 0);
-    search::expect_count(name(), "tokens in the window", window, 0);
-    search::expect_count(name(), "future positions", future, 1);
-  }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     expects(observed.query != nullptr, "expected_attention: expected the step's query");
