@@ -71,8 +71,12 @@ struct option_of {
   }
   /// "[0, 1)"
   std::string range() const {
-    return (low.open ? "(" : "[") + number_text(low.value) + ", " + number_text(high.value) +
-           (high.open ? ")" : "]");
+    std::string text = low.open ? "(" : "[";  // appended to: g++ 12 warns of "..." + std::string
+    text += number_text(low.value);
+    text += ", ";
+    text += number_text(high.value);
+    text += high.open ? ")" : "]";
+    return text;
   }
 };
 template <class Member>
@@ -174,7 +178,10 @@ std::string text(const P& p) {
     const auto own = detail::number_text(option.member(owner));
     const std::remove_cvref_t<decltype(owner)> others{};
     if (own != detail::number_text(option.member(others))) {
-      all += before + std::string(option.name) + '=' + own;
+      all += before;
+      all += option.name;
+      all += '=';
+      all += own;
       before = ',';
     }
   });
@@ -191,7 +198,8 @@ void set_option(P& policy, std::string_view assignment) {
   std::string known;
   bool found = false;
   each_option(changed, [&](const auto& option, auto& owner) {
-    known += (known.empty() ? "" : ", ") + std::string(option.name);
+    known += known.empty() ? "" : ", ";
+    known += option.name;
     if (name != option.name) {
       return;
     }
