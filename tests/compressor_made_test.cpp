@@ -76,7 +76,9 @@ TEST_CASE("queries that see no slot change nothing") {
   kvmeld::observe(p, kv.head(0), state, kvmeld::prompt_queries(q.data(), 300, 1, 2, dim));
   kvmeld::observe(p, kv.head(0), own,
                   kvmeld::prompt_queries(q.data() + 297 * 2 * dim, 3, 1, 2, dim));
-  CHECK(std::ranges::equal(state.column(0), own.column(0)));
+  for (std::size_t s = 0; s < 3; ++s) {  // blocks of other queries sum in another order
+    CHECK(state.column(0)[s] == Approx(own.column(0)[s]).epsilon(1e-5));
+  }
   CHECK(state.column(0)[2] > 0);
 }
 

@@ -40,7 +40,7 @@ TEST_CASE("a seal that cannot be is refused, and nothing changes", "[seal][error
     e.meld.prompt(e.kv.heads(l, 0), kvmeld::queries(q, 30, spec));
   }
   e.meld.end_prompt(0);  // 20 slots
-  refuses(0, 29, "expected whole pages of 4 slots, got 19");
+  refuses(0, 29, "expected the slots of the first 29 tokens before all others, got token");
   (void)e.step(0, each_layer(1));
   refuses(0, 30, "expected the slots of the first 30 tokens before all others, got token");
   e.meld.seal(0, 31);  // all that there is
@@ -96,8 +96,12 @@ TEST_CASE("a saved seal that cannot be is refused", "[seal][errors]") {
       CHECK((e.head(0, 1).length() == 0 && e.meld.sealed(e.kv.heads(0, 1)[0]) == 0));
     }
   };
-  loads(16, "load: expected at most 12 sealed slots in whole pages of 4, got 16");
-  loads(10, "load: expected at most 12 sealed slots in whole pages of 4, got 10");
+  loads(
+      16,
+      "load: expected at most 12 sealed and pinned slots, the former in whole pages of 4, got 16");
+  loads(
+      10,
+      "load: expected at most 12 sealed and pinned slots, the former in whole pages of 4, got 10");
   loads(65, "load: expected at most 64 sealed slots, got 65");
   loads(8, "");
   CHECK(e.meld.sealed(e.kv.heads(0, 1)[0]) == 8);

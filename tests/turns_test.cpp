@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Heads of a request free their batches in turn: no step plans for many of them.
+// Layers of a request free their batches in turn: no step plans for many heads.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <vector>
@@ -23,7 +23,7 @@ struct latest {
   index_t eviction_batch(index_t) const { return batch - 1; }
 };
 
-constexpr index_t layers = 2, kv_heads = 4, heads = layers * kv_heads, dim = 2, slots = 24;
+constexpr index_t layers = 4, kv_heads = 2, heads = layers * kv_heads, dim = 2, slots = 24;
 
 /// Heads that are planned for in each of `steps` steps after a prompt of `tokens`, and the slots
 /// that each plan frees.
@@ -62,7 +62,7 @@ struct counted {
   static std::size_t as_size(index_t n) { return static_cast<std::size_t>(n); }
 };
 
-TEST_CASE("heads free their batches in turn, whatever the prompt's length", "[turns]") {
+TEST_CASE("layers free their batches in turn, whatever the prompt's length", "[turns]") {
   const index_t batch = GENERATE(1, 2, 3, 8, 20), tokens = GENERATE(10, 24, 31);
   CAPTURE(batch, tokens);
   const index_t first = std::max(slots - tokens, index_t{0});  // the step of the first plans
@@ -75,7 +75,7 @@ TEST_CASE("heads free their batches in turn, whatever the prompt's length", "[tu
       CHECK(freed[i] == batch);
     }
   }
-  const index_t most = (heads + batch - 1) / batch;
+  const index_t most = (layers + batch - 1) / batch * kv_heads;
   for (std::size_t t = counted::as_size(first) + 1; t < run.planned.size(); ++t) {
     CHECK(run.planned[t] <= most);
   }

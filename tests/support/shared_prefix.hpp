@@ -60,7 +60,13 @@ struct engine {
   }
   /// Pages for `n` more tokens; and back, those that a call has freed.
   void grow(index_t r, index_t n) {
-    for (index_t i = 0; i * slots < head(0, r).length() + n; ++i) {
+    index_t longest = 0;
+    for (index_t l = 0; l < layers; ++l) {
+      for (index_t h = 0; h < kv_heads; ++h) {
+        longest = std::max(longest, head(l, r, h).length());
+      }
+    }
+    for (index_t i = 0; i * slots < longest + n; ++i) {
       if (entry(r, i) < 0) {
         entry(r, i) = pool.back(), pool.pop_back();
       }
@@ -133,7 +139,9 @@ struct engine {
     for (index_t i = 0; shares && i < meld.sealed(kv.heads(0, from)[0]) / slots; ++i) {
       entry(to, i) = entry(from, i);
     }
-    grow(to, head(0, from).length());
+    for (index_t l = 0; l < layers; ++l) {
+      grow(to, head(l, from).length());
+    }
     meld.copy(from, to);
   }
   floats bytes(index_t r) {

@@ -29,26 +29,6 @@ struct window_cut {
   }
 };
 
-/// Are two policies of one type the same, with the same parameters?
-template <class P>
-bool same_parameters(const P& a, const P& b) {
-  const auto values = [](const P& p) {
-    std::vector<double> all;
-    const auto take = [&](const char*, auto x) { all.push_back(static_cast<double>(x)); };
-    if constexpr (requires { p.visit([](const auto&) {}); }) {
-      p.visit([&](const auto& one) {
-        if constexpr (requires { one.parameters(one, take); }) {
-          one.parameters(one, take);
-        }
-      });
-    } else if constexpr (requires { p.parameters(p, take); }) {
-      p.parameters(p, take);
-    }
-    return all;
-  };
-  return std::string_view(a.name()) == b.name() && values(a) == values(b);
-}
-
 /// Policies and budgets of the heads of a request, checked, as all requests have them.
 template <policy P>
 class head_policies {
@@ -63,11 +43,14 @@ class head_policies {
       return one_or_each[one_or_each.size() == 1 ? 0 : as_size(i)];
     };
     const P* sharing = nullptr;  // the policy of the head before
+    const index_t of_layer = kv_.head(0).spec().kv_heads;
     for (index_t i = 0; i < kv_.per_request(); ++i) {
       const budget b = of(budgets, i);
       const P p = of(policies, i);
       const head_ref head = kv_.head(kv_.of_request(0, i));
       budgets_.push_back(b);
+      compressed_layers_ += i % of_layer == 0 && head.spec().window == 0 ? 1 : 0;
+      turns_.push_back(compressed_layers_ - 1);
       if (const index_t window = head.spec().window; window > 0) {
         policies_.push_back(p);
         cuts_.push_back(window_cut{window < head.capacity()});
@@ -79,7 +62,7 @@ class head_policies {
       expects(!b.alike || policies.size() == 1,
               "compressor: expected one policy for the same tokens, got ", policies.size());
       declared(p).validate();
-      expects(!b.is_shared || sharing == nullptr || same_parameters(p, *sharing),
+      expects(!b.is_shared || sharing == nullptr || declared(p) == declared(*sharing),
               "compressor: expected one policy with equal options where heads share a budget, got ",
               p.name(), " and ", sharing == nullptr ? p.name() : sharing->name(),
               " (their scores are of different units, or kept elsewhere)");
@@ -141,17 +124,16 @@ class head_policies {
                : budget_within(p, std::max(limit.trigger_length() - 1 - pinned, least));
   }
   /// `limit` of head `h` as its next plan has it, after `tokens` in all. Where the policy says how
-  /// many slots it frees at once, heads take turns in it, by the tokens that have come: a step
-  /// plans for few of them. The first plan frees as many slots as there are tokens until the head's
-  /// turn.
+  /// many slots it frees at once, layers take turns by the number of tokens: a step plans for few
+  /// of them, and heads of a layer stay equally long. The first plan frees as many slots as there
+  /// are tokens until the layer's turn.
   budget in_turn(index_t h, const budget& limit, index_t tokens) const {
     const index_t batch = limit.trigger_length() - limit.slots;
     if (is_cut(h) || budget_of(h).trigger > 0 || batch == 1) {
       return limit;
     }
-    const index_t head = kv_.in_request(h), together = alike(h) ? kv_.head(h).spec().kv_heads : 1;
-    const auto turn =
-        static_cast<index_t>(std::int64_t{head - head % together} * batch / kv_.per_request());
+    const auto turn = static_cast<index_t>(std::int64_t{turns_[as_size(kv_.in_request(h))]} *
+                                           batch / compressed_layers_);
     return {limit.trigger_length() - batch + (tokens + batch - turn) % batch, limit.trigger};
   }
   /// The fewest slots that head `h` can decode with, where it is held to `limit` after its `kept`
@@ -220,6 +202,8 @@ class head_policies {
   std::vector<P> policies_;      // [layers · kv_heads], of a request
   std::vector<budget> budgets_;  // the same
   std::vector<std::optional<window_cut>> cuts_;
+  std::vector<index_t> turns_;     // the same: which of the layers without a window it is in
+  index_t compressed_layers_ = 0;  // layers without a window
 };
 
 template <policy P>

@@ -235,9 +235,9 @@ class request_calls : protected head_calls<P> {
     theirs.check_finite = ours.check_finite;
     expects(theirs == ours, "copy: expected the attention of head ", b,
             " (its attention_spec), got another in head ", a);
-    expects(same_parameters(all.policy_of(a), this->policy_of(b)), "copy: expected a request of ",
-            this->policy_of(b).name(), " with the same parameters, got one of ",
-            all.policy_of(a).name(), " in head ", a);
+    expects(declared(all.policy_of(a)) == declared(this->policy_of(b)),
+            "copy: expected a request of ", this->policy_of(b).name(),
+            " with the same parameters, got one of ", all.policy_of(a).name(), " in head ", a);
     expects(all.alike(a) == this->alike(b),
             "copy: expected requests whose layers keep the same tokens in both or in none, got one "
             "of each");

@@ -131,7 +131,7 @@ inline void expect_applies(const merge_plan& plan, const head_ref& head, const h
   check(plan);
   state.expect_capacity(head.length());
   for (index_t r = 0; r < plan.rows(); ++r) {
-    if (changes_rows(plan, r)) {
+    if (plan.changes_row(r)) {
       expect_mergeable(head, plan.row(r),
                        !plan.key_correction(r).empty() || !plan.value_correction(r).empty());
     }
@@ -142,7 +142,7 @@ inline void expect_applies(const merge_plan& plan, const head_ref& head, const h
 inline void carry_out(const merge_plan& plan, const head_ref& head, head_state& state) {
   state.extend(head.length());
   for (index_t r = 0; r < plan.rows(); ++r) {
-    if (changes_rows(plan, r)) {
+    if (plan.changes_row(r)) {
       merge_into_anchor(head, state, plan.row(r), plan.key_correction(r), plan.value_correction(r));
     }
     head.log_mass(plan.anchor(r)) = plan.log_mass(r);

@@ -113,7 +113,7 @@ inline void keep_in_range(const head_ref& head, merge_plan& plan) {
     return std::all_of(delta.begin(), delta.end(), [](float x) { return std::isfinite(x); });
   };
   for (index_t r = 0; r < plan.rows(); ++r) {
-    if (!changes_rows(plan, r)) {
+    if (!plan.changes_row(r)) {
       continue;
     }
     const auto sources = plan.row(r);

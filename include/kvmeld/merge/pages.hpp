@@ -87,7 +87,7 @@ void keep_pages(paged_cache& kv, index_t h, const merge_plan& plan, State& state
   });
   for (index_t r = 0; r < plan.rows(); ++r) {
     const index_t s = plan.anchor(r);
-    expects(!merge::changes_rows(plan, r) && s % slots == r % slots &&
+    expects(!plan.changes_row(r) && s % slots == r % slots &&
                 (r % slots == 0 || s == plan.anchor(r - 1) + 1),
             "keep_pages: expected whole pages of ", slots, " unchanged slots, got slot ", s,
             " in row ", r);
@@ -122,7 +122,7 @@ void whole_pages(const merge_plan& plan, const kv_head auto& head, index_t slots
   const page_table pages{.slots = slots};
   std::vector<index_t> kept(as_size(pages.taken_by(plan.length())));
   for (index_t r = 0; r < plan.rows(); ++r) {
-    expects(!merge::changes_rows(plan, r),
+    expects(!plan.changes_row(r),
             "whole_pages: expected a plan that only evicts, got a merge or correction in row ", r);
     ++kept[as_size(plan.anchor(r) / slots)];
   }

@@ -39,6 +39,13 @@ class merge_plan {
   index_t anchor(index_t r) const { return row(r).front().source; }
   float log_mass(index_t r) const { return log_mass_[as_size(r)]; }
 
+  /// Does row `r` change its anchor's key or value?
+  bool changes_row(index_t r) const {
+    const merge_source& anchor = row(r).front();
+    return row(r).size() > 1 || anchor.key_weight != 1.0F || anchor.value_weight != 1.0F ||
+           !key_correction(r).empty() || !value_correction(r).empty();
+  }
+
   /// Row `r` of `Δ_k [key_dim]` and of `Δ_v [value_dim]`, or empty: nothing is added.
   std::span<const float> key_correction(index_t r) const { return keys_.row(r); }
   std::span<const float> value_correction(index_t r) const { return values_.row(r); }
@@ -208,18 +215,6 @@ inline void check(const merge_plan& plan) {
     }
   }
 }
-
-namespace merge {
-
-/// Does a row change its anchor's key or value?
-inline bool changes_rows(const merge_plan& plan, index_t r) {
-  const auto sources = plan.row(r);
-  return sources.size() > 1 || sources.front().key_weight != 1.0F ||
-         sources.front().value_weight != 1.0F || !plan.key_correction(r).empty() ||
-         !plan.value_correction(r).empty();
-}
-
-}  // namespace merge
 
 /// Makes `out` the plan that changes nothing.
 void keep_all(const kv_head auto& head, merge_plan& out) {
