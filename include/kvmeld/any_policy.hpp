@@ -46,6 +46,7 @@ class basic_any_policy {
   /// One of each, with its default parameters.
   static std::vector<basic_any_policy> every() { return {Policies{}...}; }
 
+  /// The name of the policy inside.
   std::string_view name() const {
     return visit([](const auto& p) { return std::string_view(p.name()); });
   }

@@ -190,9 +190,9 @@ TEST_CASE("reference queries under caps and sinks attend as the oracle's", "[ora
         for (index_t h = 0; h < kv_heads; ++h) {
           const auto head = kv.head(h);
           using namespace kvmeld;
-          const auto ours = dense::attend(dense::queries(q.view(), group, dim), dense::keys(head),
-                                          dense::values(head), dense::log_mass(head),
-                                          score::logit_terms(head));
+          const auto ours =
+              dense::attend(dense::queries(q.view(), group, dim), dense::keys(head),
+                            dense::values(head), dense::log_mass(head), score::logit_terms(head));
           const oracle::tensor rows = q.tensor();
           oracle::vec mass(at(length));
           for (index_t i = 0; i < count; ++i) {
