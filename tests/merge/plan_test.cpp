@@ -163,7 +163,7 @@ void apply_is_the_matrix_product(const merge_plan& plan, const kvmeld::kv_head a
     for (index_t c = 0; c < state.slot_stats(); ++c) {
       CHECK(state.column(c)[at(s)] == columns[at(c)][at(r)]);
     }
-    if (kvmeld::merge::changes_rows(plan, r)) {
+    if (plan.changes_row(r)) {
       continue;
     }
     slots[at(anchor)].second[0] = plan.log_mass(r);

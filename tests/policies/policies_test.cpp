@@ -160,7 +160,7 @@ TEST_CASE("slots that stay do not move, and those of the plan are left", "[laws]
         const index_t s = placed[static_cast<std::size_t>(r)], anchor = plan.anchor(r);
         REQUIRE(head.position(s) == static_cast<index_t>(of(anchor)[0]));
         REQUIRE((s == anchor || anchor >= plan.rows()));
-        if (!kvmeld::merge::changes_rows(plan, r)) {
+        if (!plan.changes_row(r)) {
           of(anchor)[1] = plan.log_mass(r);
           REQUIRE(slot(s) == of(anchor));
         }
