@@ -59,6 +59,7 @@ struct d2o {
   static constexpr std::array columns{score};
   enum memory_name : std::size_t { threshold, has_threshold };  // τ_t; 1 once there is one
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 2; }
+  index_t min_budget() const { return sinks + 1; }
   protection protects(const kv_head auto&, index_t target) const {
     return {.sinks = sinks, .recent = share_of(recent, target - sinks)};
   }

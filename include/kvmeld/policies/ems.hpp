@@ -69,6 +69,7 @@ struct ems {
     return detail::ems_table<head_state>::size(static_cast<std::size_t>(places), group);
   }
   static bool memory_follows_capacity() { return true; }  // names tokens beyond the slots
+  index_t min_budget() const { return sinks + window + 1; }
   protection protects(const kv_head auto&, index_t) const {
     return {.sinks = sinks, .recent = window};
   }

@@ -70,6 +70,7 @@ struct snapkv {
     std::fill(now.begin(), now.end(), state.memory()[0] = 0);
   }
 
+  index_t min_budget() const { return sinks + window + 1; }
   protection protects(const kv_head auto&, index_t) const {
     return {.sinks = sinks, .recent = window};
   }

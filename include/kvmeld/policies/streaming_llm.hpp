@@ -34,6 +34,7 @@ struct streaming_llm {
       option("sinks", &streaming_llm::sinks, 0, any_count, "first tokens, never evicted"),
       option("positions", &streaming_llm::positions, 0, 1, "0 original, 1 within the cache")};
 
+  index_t min_budget() const { return sinks + 1; }
   /// Under `cache_index` sinks move in position, and stay before all others.
   protection protects(const kv_head auto& head, index_t) const {
     return {.sinks = positions == position_mode::original || head.length() <= sinks

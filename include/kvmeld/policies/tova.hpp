@@ -41,6 +41,7 @@ struct tova {
                   {.total = state.column(attention)});
   }
 
+  index_t min_budget() const { return sinks + 1; }
   protection protects(const kv_head auto&, index_t) const { return {.sinks = sinks}; }
   float score(const kv_head auto&, const head_state& state, index_t slot) const {
     return state.column(attention)[as_size(slot)];
