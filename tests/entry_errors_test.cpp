@@ -144,10 +144,10 @@ TEST_CASE("parameters out of range are refused, and so is protecting more than t
   }
   refused("window in [1, 16777216], got 0", snapkv{.window = 0});
   refused("expected an odd kernel, got 4", snapkv{.window = 4, .kernel = 4});
-  refused("expected an odd kernel, got -1", snapkv{.window = 4, .kernel = -1});
-  refused("expected a finite alpha of at least 0, got -1", zsmerge{.alpha = -1});
-  refused("expected a decay in (0, 1], got 0", zsmerge{.decay = 0});
-  refused("expected a decay in (0, 1], got 1.5", zsmerge{.decay = 1.5F});
+  refused("expected kernel in [1, 16777216], got -1", snapkv{.window = 4, .kernel = -1});
+  refused("expected alpha in [0, inf), got -1", zsmerge{.alpha = -1});
+  refused("expected decay in (0, 1], got 0", zsmerge{.decay = 0});
+  refused("expected decay in (0, 1], got 1.5", zsmerge{.decay = 1.5F});
   for (const index_t many : {13, most - 1, most}) {
     refused("", streaming_llm{.sinks = many}), refused("", h2o{.sinks = many});
     refused("", snapkv{.window = many}), refused("", zsmerge{.residual = many});

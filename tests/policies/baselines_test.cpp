@@ -28,8 +28,8 @@ void agree_in_16_bits(const kvmeld::any_policy_or_peer& policy,
 TEST_CASE("random_tokens is its oracle", "[oracle]") {
   for (const auto& s : settings) {
     agree(kvmeld::random_tokens{.window = 8}, oracle::random_tokens{.window = 8}, s);
-    agree(kvmeld::random_tokens{.sinks = 0, .window = 3, .seed = 0xFEDCBA9876543210U},
-          oracle::random_tokens{.sinks = 0, .window = 3, .seed = 0xFEDCBA9876543210U}, s);
+    agree(kvmeld::random_tokens{.sinks = 0, .window = 3, .seed = 0x1EDCBA98765432U},
+          oracle::random_tokens{.sinks = 0, .window = 3, .seed = 0x1EDCBA98765432U}, s);
   }
   agree_in_16_bits(kvmeld::random_tokens{}, oracle::random_tokens{});
 }

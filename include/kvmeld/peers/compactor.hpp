@@ -78,12 +78,12 @@ struct compactor {
       if (head.position(slots.back()) < open) {
         continue;
       }
-      std::vector<Eigen::Index> own;
-      for (index_t i = 0; i < reach.count; ++i) {
-        const index_t at = reach.position_of(i, head.next_position());
-        if (std::ranges::binary_search(slots, at, {},
-                                       [&](index_t s) { return head.position(s); })) {
-          for (index_t g = 0; g < head.group(); ++g) {
+      std::vector<Eigen::Index> own;  // one query head's after another's
+      for (index_t g = 0; g < head.group(); ++g) {
+        for (index_t i = 0; i < reach.count; ++i) {
+          const index_t at = reach.position_of(i, head.next_position());
+          if (std::ranges::binary_search(slots, at, {},
+                                         [&](index_t s) { return head.position(s); })) {
             own.push_back(Eigen::Index{g} * reach.count + i);
           }
         }
