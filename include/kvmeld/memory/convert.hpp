@@ -109,9 +109,11 @@ inline void copy_slots(const head_ref& from, const head_ref& to) {
       copy_row(x, y, dim);
     }
   };
-  const index_t length = from.length(), next = from.next_position();  // may be those of `to` too
-  to.truncate(0);
-  to.restore(length, next);
+  const index_t length = from.length();
+  if (to.metadata().length != from.metadata().length) {  // else the same head, by another table
+    to.truncate(0);
+    to.restore(length, from.next_position());
+  }
   for (index_t s = 0; s < length; ++s) {
     copy(to.key(s), from.key(s), from.dim());
     if (from.rotates_values() == to.rotates_values() || to.one_memory()) {
