@@ -58,7 +58,7 @@ class head_records {
   slot_metadata of(index_t h) {
     expects(h >= 0 && h < heads_, "head: expected 0 to ", heads_ - 1, ", got ", h);
     const auto i = as_size(h), first = i * as_size(capacity_);
-    index_t* const drafts =
+    std::atomic<index_t>* const drafts =
         drafts_.empty() ? nullptr : &drafts_[as_size(h / kv_heads_) % drafts_.size()];
     return {reinterpret_cast<float*>(log_mass_.data()) + first,
             reinterpret_cast<index_t*>(position_.data()) + first,
@@ -83,7 +83,8 @@ class head_records {
  private:
   index_t heads_, capacity_, kv_heads_;
   detail::reserved log_mass_, position_;  // [heads, capacity]
-  std::vector<index_t> length_, next_position_, kept_, drafts_;
+  std::vector<index_t> length_, next_position_, kept_;
+  std::vector<std::atomic<index_t>> drafts_;  // [requests]
 };
 
 /// How many tables have each page in use, by which a cache refuses changes. Calls of several

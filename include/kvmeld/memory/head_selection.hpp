@@ -3,7 +3,7 @@
 #pragma once
 
 #include <array>
-#include <atomic>  // std::atomic_ref
+#include <atomic>
 #include <span>
 #include <vector>
 
@@ -137,8 +137,8 @@ class cache_ref {
   head_ref head(index_t h) const { return head_(kv_, h).for_compressor(); }
   /// Tells the cache that a head has a draft more, or one less: rows are refused meanwhile.
   void count_drafts(index_t h, index_t more) const {
-    if (index_t* const drafts = head_(kv_, h).metadata().drafts; drafts != nullptr) {
-      std::atomic_ref(*drafts).fetch_add(more, std::memory_order_relaxed);
+    if (auto* const drafts = head_(kv_, h).metadata().drafts; drafts != nullptr) {
+      drafts->fetch_add(more, std::memory_order_relaxed);
     }
   }
   index_t requests() const { return requests_; }

@@ -2,8 +2,8 @@
 /// Views of key-value memory: one KV head as policies read it, wherever the engine keeps it.
 #pragma once
 
-#include <algorithm>    // std::min, std::max
-#include <atomic>       // std::atomic_ref
+#include <algorithm>  // std::min, std::max
+#include <atomic>
 #include <bit>          // std::bit_cast
 #include <cmath>        // std::isfinite
 #include <concepts>     // std::derived_from
@@ -27,7 +27,7 @@ struct slot_metadata {
   index_t* kept = nullptr;
   /// Heads of its request with a draft that was not accepted; null: not counted. Threads may draft
   /// for heads of one request at the same time: read and written atomically.
-  index_t* drafts = nullptr;
+  std::atomic<index_t>* drafts = nullptr;
 };
 
 /// One KV head's slots: `[capacity]` rows of keys and values, a log-mass and a position per slot;
@@ -196,9 +196,8 @@ class head_ref {
 
   /// Refused: rows appended while a draft of the request is open, whose tokens come first.
   void expect_no_draft(const char* call) const {
-    expects(slots_.drafts == nullptr ||
-                std::atomic_ref(*slots_.drafts).load(std::memory_order_relaxed) <= 0,
-            call, ": expected accept first, got a draft");
+    expects(slots_.drafts == nullptr || slots_.drafts->load(std::memory_order_relaxed) <= 0, call,
+            ": expected accept first, got a draft");
   }
 
   /// Refused: slots `from` to `to` − 1 of a head in pages that its table has no pages for.
