@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kvmeld/detail/arena.hpp"
+#include "kvmeld/memory/tile.hpp"
 #include "kvmeld/policies/policy.hpp"
 
 namespace kvmeld::inline v0 {

@@ -129,8 +129,10 @@ class logit_terms {
       cap_products(Eigen::Map<Eigen::ArrayXf>(row, whole));
     }
     for (index_t i = 0; i < count; ++i) {
-      const float logit = scale_ * row[i] + head.log_mass(first + i);
-      row[i] = head.position(first + i) <= position ? logit : softmax<>::nothing;
+      row[i] = scale_ * row[i] + head.log_mass(first + i);
+      if (head.position(first + i) > position) {
+        row[i] = softmax<>::nothing;
+      }
     }
     if (by_place()) {
       place(head, g, position, first, count, row);
