@@ -108,8 +108,8 @@ void dot_rows(const float* q, std::ptrdiff_t query, const Tile& keys, float* dot
 
 /// `dots [queries, next] = q [queries, dim] · keysᵀ`, the first `keys.rows()` of each row.
 template <class Tile = detail::tile>
-void qk_tile(const float* q, index_t queries, const Tile& keys, float* dots, std::ptrdiff_t next,
-             std::ptrdiff_t follows = 0) {
+KVMELD_NOINLINE void qk_tile(const float* q, index_t queries, const Tile& keys, float* dots,
+                             std::ptrdiff_t next, std::ptrdiff_t follows = 0) {
   const std::ptrdiff_t dim = keys.cols();
   index_t g = 0;
   for (; g + 4 <= queries; g += 4) {
@@ -125,8 +125,8 @@ void qk_tile(const float* q, index_t queries, const Tile& keys, float* dots, std
 
 /// `out_g += Σ_s p_gs v_s` for `Q` queries and `P` packets of elements from `i` on.
 template <index_t Q, index_t P, class Tile>
-void sum_block(const float* p, std::ptrdiff_t next, const Tile& values, index_t i, float* out,
-               std::ptrdiff_t query, std::ptrdiff_t follows) {
+KVMELD_NOINLINE void sum_block(const float* p, std::ptrdiff_t next, const Tile& values, index_t i,
+                               float* out, std::ptrdiff_t query, std::ptrdiff_t follows) {
   using namespace Eigen::internal;
   packet sum[Q][P];
   KVMELD_UNROLL_EARLY
