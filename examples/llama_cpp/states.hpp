@@ -3,7 +3,8 @@
 #pragma once
 
 #include <algorithm>  // std::min
-#include <utility>    // std::swap
+#include <cmath>
+#include <utility>  // std::swap
 
 #include "llama_cpp/llama_cpp.hpp"
 
@@ -24,7 +25,8 @@ void compressor<P>::copy(llama_seq_id from, llama_seq_id to) {
 // All numbers are little-endian.
 //
 //     "kvmllama"                 8 bytes
-//     of each layer with heads   scale and cap f32, sinks u32 and as many f32
+//     of each layer with heads   scale and cap f32, sinks u32 and as many f32,
+//                                rotated pairs u32, 1 if they interleave u32, frequencies f64
 //     the engine's state         u64 bytes, and as many
 //     CRC-32 of all that         u32
 //     the sequence's heads       kvmeld::compressor::save
@@ -45,6 +47,11 @@ void compressor<P>::save(std::ostream& out, llama_seq_id sequence) {
     const attention_spec& s = (*layers_)[l].model;
     to.put(s.scale), to.put(s.soft_cap), to.put(static_cast<index_t>(s.sink_logits.size()));
     std::ranges::for_each(s.sink_logits, [&](float x) { to.put(x); });
+    const index_t pairs = s.rope.rotated(s.key_dim) / 2;
+    to.put(pairs), to.put(index_t{s.rope.pairs_as() == rotary::pairing::interleaved});
+    for (index_t p = 0; p < pairs; ++p) {
+      to.put(s.rope.frequency(p, s.key_dim));
+    }
   }
   to.put(std::uint64_t{engine.size()}), to.put_text(engine);
   to.finish();
@@ -69,6 +76,17 @@ void compressor<P>::load(std::istream& in, llama_seq_id sequence) {
             s.query_heads(), " sinks, got ", sinks);
     s.sink_logits.resize(static_cast<std::size_t>(sinks));
     std::ranges::generate(s.sink_logits, [&] { return from.get<float>(); });
+    const auto pairs = from.get<index_t>(), interleaved = from.get<index_t>();
+    expects(errc::corrupt_file, pairs >= 0 && pairs <= s.key_dim / 2, "load: expected 0 to ",
+            s.key_dim / 2, " rotated pairs, got ", pairs);
+    std::vector<double> frequencies(static_cast<std::size_t>(pairs));
+    for (double& x : frequencies) {
+      x = from.get<double>();
+      expects(errc::corrupt_file, std::isfinite(x), "load: expected finite frequencies, got ", x);
+    }
+    s.rope = pairs > 0 ? rotary::table(frequencies, interleaved != 0 ? rotary::pairing::interleaved
+                                                                     : rotary::pairing::halves)
+                       : rotary();
   }
   std::string engine;
   constexpr std::uint64_t block = 1 << 20;  // a size that was changed must not allocate

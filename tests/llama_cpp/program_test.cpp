@@ -139,7 +139,7 @@ TEST_CASE("llama.cpp: the program counts tokens, cells, slots, bytes and nats") 
       CHECK(std::stod(nll[1]) == Approx(mean).margin(2e-4));
     }
     {
-      const table t(with({"--policy", "streaming_llm", "--budget", "96"}));
+      const table t(with({"--policy", "streaming_llm", "--budget", "96", "--trigger", "97"}));
       CHECK(t.line("tokens") == cells{every, every});
       CHECK(t.line("cells in use") == cells{every, mode == "own" ? "1" : "96"});
       CHECK(t.line("slots of the longest head") == cells{every, "96"});
@@ -157,7 +157,7 @@ TEST_CASE("llama.cpp: the program counts tokens, cells, slots, bytes and nats") 
       CHECK(std::stod(nll[1]) > mean + 0.003);
     }
     if (mode == "own") {
-      auto o = with({"--policy", "streaming_llm", "--budget", "96"});
+      auto o = with({"--policy", "streaming_llm", "--budget", "96", "--trigger", "97"});
       const auto exact = table(o).line("nll, nats/token");
       o.cache_type = "q8_0";
       const table t(o);
@@ -192,7 +192,8 @@ TEST_CASE("llama.cpp: the program counts tokens, cells, slots, bytes and nats") 
     }
     {
       // One layer keeps all.
-      const table t(with({"--policy", "streaming_llm", "--budget", "96", "--untouched", "1"}));
+      const table t(with(
+          {"--policy", "streaming_llm", "--budget", "96", "--trigger", "97", "--untouched", "1"}));
       CHECK(t.line("slots of the longest head") == cells{every, every});
       const double whole = facts.kv_heads, short_ones = heads - whole;
       CHECK(t.line("KV held, KiB")[1] ==

@@ -174,9 +174,11 @@ TEST_CASE("llama.cpp: what cannot be copied, saved or loaded is refused, and cha
   std::stringstream longer;
   kv.kv.save(longer);
   const auto state_of = [](const std::string& bytes) {
-    std::uint64_t size = 0;  // two layers without sinks come before it, a CRC-32 after it
-    std::memcpy(&size, bytes.data() + 8 + 2 * 12, sizeof size);
-    return 8 + 2 * 12 + 8 + static_cast<std::size_t>(size) + 4;
+    // Two layers without sinks, of 8 rotated pairs, come before it, a CRC-32 after it.
+    constexpr std::size_t layers = 2 * (12 + 8 + 8 * 8);
+    std::uint64_t size = 0;
+    std::memcpy(&size, bytes.data() + 8 + layers, sizeof size);
+    return 8 + layers + 8 + static_cast<std::size_t>(size) + 4;
   };
   before = kv.kv.report();
   CHECK_THROWS_WITH(

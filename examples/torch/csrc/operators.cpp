@@ -158,7 +158,7 @@ void attend(const any_policy& policy, tensor_cache cache, const float* query, fl
                       .first(probabilities != nullptr ? group * length : 0);
     kvmeld::declared(policy).attend(head, states[h], query + row * shape.dim,
                                     out + row * shape.value_dim, packed,
-                                    std::span(log_sum_exp + row, group), nullptr);
+                                    std::span(log_sum_exp + row, group));
     for (std::size_t g = 0; g < group && probabilities != nullptr; ++g) {
       float* const to = probabilities + (row + static_cast<std::ptrdiff_t>(g)) * shape.capacity;
       std::ranges::copy(packed.subspan(g * length, length), to);
