@@ -45,7 +45,7 @@ std::vector<std::int64_t> budget_within(const text& policy, std::int64_t slots) 
 std::vector<double> initial_columns(const text& policy) {
   return guarded([&] {
     std::vector<double> all;
-    for (const auto& column : policy_of(policy).slot_stats()) {
+    for (const auto& column : kvmeld::declared(policy_of(policy)).slot_stats()) {
       all.push_back(double{column.initial});
     }
     return all;
