@@ -106,7 +106,7 @@ class reserved {
   /// Of bytes `from` to `to` − 1, the first that was given back, and the first after these.
   std::pair<std::size_t, std::size_t> released(std::size_t from, std::size_t to) {
 #if KVMELD_MAPS_MEMORY
-    // What the last page has beyond the end is nobody's.
+    // Bytes of the last page after the end hold nothing.
     const std::size_t first = (from + page() - 1) / page() * page(),
                       last = to == size_ ? to : to / page() * page();
     if (is_mapped() && first < last && discard(data_ + first, last - first)) {

@@ -23,7 +23,7 @@ struct slot_metadata {
   index_t* position = nullptr;       ///< [capacity]
   index_t* length = nullptr;         ///< slots in use
   index_t* next_position = nullptr;  ///< the next token's: how many were ever appended
-  /// Its first slots that nobody has taken away since a compressor's call; null: not counted.
+  /// Its first slots, none removed since the last call of a compressor; null: not counted.
   index_t* kept = nullptr;
   /// Heads of its request with a draft that was not accepted; null: not counted. Threads may draft
   /// for heads of one request at the same time: read and written atomically.

@@ -116,7 +116,7 @@ constexpr auto option(std::string_view name, Member member, bound low, bound hig
   return detail::make_option(name, low, high, meaning, member);
 }
 
-/// `f(option, owner)` for each option of a policy, whoever keeps it: the policy, or one inside it.
+/// `f(option, owner)` for each option; `owner`: the policy that has it, or a policy inside that.
 template <class P, class F>
 void each_option(P& p, const F& f) {
   if constexpr (requires { p.each_option(p, f); }) {
