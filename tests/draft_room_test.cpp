@@ -92,7 +92,7 @@ TEST_CASE("draft_room: so many drafted tokens have the outputs of steps, of ever
   CHECK(beyond > 100);
 }
 
-TEST_CASE("draft_room: free slots where nothing is evicted; refused while something is open") {
+TEST_CASE("draft_room: free slots where nothing is evicted, refused while something is open") {
   model_cache kv(70);
   kvmeld::compressor meld(kv, kvmeld::full_cache{}, budget{.slots = 70});
   const prompt_rows x(60);
