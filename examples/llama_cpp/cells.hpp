@@ -5,7 +5,7 @@
 #include <array>
 #include <vector>
 
-#include "kvmeld/memory/cache_base.hpp"
+#include "kvmeld/memory/cache.hpp"
 #include "kvmeld/score/attention.hpp"
 #include "llama_cpp/nodes.hpp"
 #include "llama_cpp/setup.hpp"

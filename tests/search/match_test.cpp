@@ -7,7 +7,6 @@
 #include <numeric>  // std::iota
 #include <optional>
 
-#include "kvmeld/search/leaders.hpp"
 #include "support/fixtures.hpp"
 #include "support/random.hpp"
 

@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "kvmeld/memory/cache.hpp"
-#include "kvmeld/score/code_products.hpp"
-#include "kvmeld/score/code_sums.hpp"
+#include "kvmeld/score/codes.hpp"
 
 namespace {  // NOLINT(google-build-namespaces): one for each instruction set
 

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: MIT
-/// Products of matrices in memory. There are three, for float and double, and each is compiled
-/// once: every further shape of Eigen's expressions would cost the compiler another second.
-/// Triangular systems are solved by them.
+/// Matrices in memory: scratch for them that is allocated once, and their products. There are
+/// three, for float and double, and each is compiled once: every further shape of Eigen's
+/// expressions would cost the compiler another second. Triangular systems are solved by them.
 #pragma once
 
 #include <Eigen/Core>
-#include <algorithm>    // std::min
+#include <algorithm>    // std::min, std::max
 #include <concepts>     // std::derived_from
+#include <memory>       // std::align
 #include <type_traits>  // std::remove_cvref_t
+#include <utility>      // std::exchange
 #include <vector>
+
+#include "kvmeld/config.hpp"
+#include "kvmeld/detail/arithmetic.hpp"
 
 namespace kvmeld::inline v0 {
 namespace dense {
@@ -168,4 +173,35 @@ void solve_lower(const L& upper, X& x) {
 }
 
 }  // namespace dense
+namespace detail {
+
+/// Hands out parts of `floats`, which grows to `size` at its first use only. What was handed out by
+/// another arena on the same floats is overwritten. Every part begins at a multiple of
+/// `vector_bytes`: the same inputs must give the same bytes wherever the block lies.
+class arena {
+ public:
+  arena(std::vector<float>& floats, std::size_t size) {
+    const std::size_t needed = size + (max_parts + 1) * line;
+    floats.resize(std::max(floats.size(), needed));
+    void* begin = floats.data();
+    std::size_t room = floats.size() * sizeof(float);
+    next_ =
+        static_cast<float*>(std::align(line * sizeof(float), size * sizeof(float), begin, room));
+  }
+  Eigen::Map<Eigen::VectorXf> column(index_t n) { return {take(n), n}; }
+  Eigen::Map<dense::matrix_of<float>> rows(index_t n, index_t dim) {
+    return {take(std::ptrdiff_t{n} * dim), n, dim};
+  }
+
+ private:
+  static constexpr std::size_t line = vector_bytes / sizeof(float), max_parts = 16;
+
+  float* take(std::ptrdiff_t n) {
+    constexpr std::ptrdiff_t whole = line;
+    return std::exchange(next_, next_ + (n + whole - 1) / whole * whole);
+  }
+  float* next_;
+};
+
+}  // namespace detail
 }  // namespace kvmeld::inline v0

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/// What a policy remembers of each slot of a head.
+/// What a policy remembers of each slot of a head, and how it merges. `slot_stat` is for the device
+/// too.
 #pragma once
 
 #include <algorithm>  // std::copy_n
@@ -9,10 +10,30 @@
 #include <utility>  // std::exchange, std::swap
 #include <vector>
 
+#include "kvmeld/config.hpp"
 #include "kvmeld/memory/reserved.hpp"
-#include "kvmeld/memory/slot_stat.hpp"
 
 namespace kvmeld::inline v0 {
+
+/// What becomes of the slots' floats when slots are merged: `anchor`, the anchor's stays.
+enum class slot_reduce { sum, max, anchor };
+
+/// One float per slot: how it merges, and what a fresh slot has.
+struct slot_stat {
+  slot_reduce reduce = slot_reduce::sum;
+  float initial = 0;
+
+  bool operator==(const slot_stat&) const = default;
+};
+
+namespace detail {
+
+/// `a` of the row's anchor and `b` of another source as one.
+KVMELD_HD inline float reduced_stat(slot_reduce by, float a, float b) {
+  return by == slot_reduce::sum ? a + b : by == slot_reduce::max ? (a < b ? b : a) : a;
+}
+
+}  // namespace detail
 
 /// A head's state in memory of the caller's, as where an engine's allocator holds all. It is as a
 /// `head_state` left it; for a head without tokens: 0 in all of `memory`.

@@ -8,7 +8,6 @@
 
 #include "kvmeld/memory/convert.hpp"
 #include "kvmeld/memory/head_state.hpp"
-#include "kvmeld/memory/tile.hpp"
 #include "kvmeld/merge/merge_rows.hpp"
 #include "kvmeld/merge/plan.hpp"
 

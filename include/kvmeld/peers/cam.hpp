@@ -3,9 +3,9 @@
 
 #include <algorithm>  // std::copy, std::ranges::fill
 
-#include "kvmeld/detail/arena.hpp"
 #include "kvmeld/detail/arithmetic.hpp"
-#include "kvmeld/memory/tile.hpp"
+#include "kvmeld/detail/product.hpp"
+#include "kvmeld/memory/convert.hpp"
 #include "kvmeld/merge/merge_rows.hpp"
 #include "kvmeld/policies/policy.hpp"
 

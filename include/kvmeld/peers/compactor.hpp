@@ -5,7 +5,7 @@
 #include <cmath>      // std::sqrt
 #include <cstdint>    // std::int64_t
 
-#include "kvmeld/detail/arena.hpp"
+#include "kvmeld/detail/product.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/leverage.hpp"
 #include "kvmeld/search/match.hpp"

@@ -4,7 +4,7 @@
 #include <algorithm>  // std::fill_n
 #include <limits>     // std::numeric_limits
 
-#include "kvmeld/detail/arena.hpp"
+#include "kvmeld/detail/product.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/search/match.hpp"
 

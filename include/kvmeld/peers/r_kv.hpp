@@ -5,7 +5,7 @@
 #include <bit>        // std::bit_cast
 #include <cmath>      // std::isfinite
 
-#include "kvmeld/detail/arena.hpp"
+#include "kvmeld/detail/product.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/score/tile_products.hpp"

@@ -4,7 +4,7 @@
 #include <algorithm>  // std::clamp
 
 #include "kvmeld/policies/policy.hpp"
-#include "kvmeld/score/prompt_attention.hpp"
+#include "kvmeld/score/column_scores.hpp"
 
 namespace kvmeld::inline v0 {
 

@@ -6,7 +6,6 @@
 
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
-#include "kvmeld/score/prompt_attention.hpp"
 
 namespace kvmeld::inline v0 {
 

@@ -5,8 +5,8 @@
 #include <cmath>      // std::sqrt
 #include <span>
 
-#include "kvmeld/detail/arena.hpp"
-#include "kvmeld/memory/tile.hpp"
+#include "kvmeld/detail/product.hpp"
+#include "kvmeld/memory/convert.hpp"
 #include "kvmeld/policies/policy.hpp"
 
 namespace kvmeld::inline v0 {

@@ -8,7 +8,7 @@
 #include "kvmeld/policies/keepkv/estimate.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
-#include "kvmeld/search/leaders.hpp"
+#include "kvmeld/search/match.hpp"
 
 namespace kvmeld::inline v0 {
 

@@ -16,7 +16,7 @@
 #include "kvmeld/policies/options.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/queries.hpp"
-#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/rules.hpp"
 #include "kvmeld/search/select.hpp"
 
 namespace kvmeld::inline v0 {

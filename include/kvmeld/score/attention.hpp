@@ -11,8 +11,7 @@
 #include <vector>
 
 #include "kvmeld/memory/view.hpp"
-#include "kvmeld/score/code_products.hpp"
-#include "kvmeld/score/code_sums.hpp"
+#include "kvmeld/score/codes.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/score/tile_products.hpp"

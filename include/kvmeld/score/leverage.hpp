@@ -8,7 +8,6 @@
 #include <span>
 #include <vector>
 
-#include "kvmeld/detail/arena.hpp"
 #include "kvmeld/detail/product.hpp"
 #include "kvmeld/memory/convert.hpp"
 #include "kvmeld/memory/rotation.hpp"

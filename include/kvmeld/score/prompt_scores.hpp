@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "kvmeld/memory/rotation.hpp"
+#include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/leverage.hpp"
-#include "kvmeld/score/prompt_attention.hpp"
 #include "kvmeld/score/tile_products.hpp"
 
 namespace kvmeld::inline v0 {

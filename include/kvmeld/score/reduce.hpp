@@ -8,7 +8,7 @@
 #include <concepts>  // std::same_as
 
 #include "kvmeld/detail/arithmetic.hpp"
-#include "kvmeld/memory/widen.hpp"
+#include "kvmeld/memory/convert.hpp"
 
 namespace kvmeld::inline v0 {
 namespace score {

@@ -9,7 +9,7 @@
 #include <cstddef>    // std::ptrdiff_t
 
 #include "kvmeld/detail/arithmetic.hpp"
-#include "kvmeld/memory/tile.hpp"
+#include "kvmeld/memory/convert.hpp"
 #include "kvmeld/score/reduce.hpp"
 
 namespace kvmeld::inline v0 {

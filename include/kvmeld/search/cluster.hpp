@@ -11,7 +11,7 @@
 
 #include "kvmeld/detail/order.hpp"
 #include "kvmeld/score/dense.hpp"
-#include "kvmeld/search/seed_rounds.hpp"
+#include "kvmeld/search/rules.hpp"
 
 namespace kvmeld::inline v0 {
 namespace search {

@@ -14,7 +14,7 @@
 #include "kvmeld/config.hpp"
 #include "kvmeld/detail/order.hpp"
 #include "kvmeld/memory/view.hpp"
-#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/rules.hpp"
 
 namespace kvmeld::inline v0 {
 

@@ -6,7 +6,7 @@
 #include <limits>     // std::numeric_limits
 #include <span>
 
-#include "kvmeld/detail/arena.hpp"
+#include "kvmeld/detail/product.hpp"
 #include "kvmeld/memory/convert.hpp"
 #include "kvmeld/score/dense.hpp"
 

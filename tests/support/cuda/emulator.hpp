@@ -18,9 +18,9 @@
 #include "cuda/shared.hpp"
 #include "kvmeld/cuda/error.cuh"
 #include "kvmeld/detail/arithmetic.hpp"
-#include "kvmeld/memory/slot_stat.hpp"
+#include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/score/observation.hpp"
-#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/rules.hpp"
 
 namespace kvmeld::cuda {
 

@@ -88,9 +88,9 @@
 #include <type_traits>  // std::integral_constant
 
 #include "kvmeld/detail/arithmetic.hpp"
-#include "kvmeld/memory/slot_stat.hpp"
+#include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/score/observation.hpp"
-#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/rules.hpp"
 
 #ifdef __CUDACC__
 #define KVMELD_DEVICE __device__

@@ -9,9 +9,9 @@
 #include "kvmeld/cuda/device/hardware_numbers.cuh"
 #include "kvmeld/cuda/device/launch.cuh"
 #include "kvmeld/detail/arithmetic.hpp"
-#include "kvmeld/memory/slot_stat.hpp"
+#include "kvmeld/memory/head_state.hpp"
 #include "kvmeld/score/observation.hpp"
-#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/rules.hpp"
 
 namespace kvmeld::cuda {
 

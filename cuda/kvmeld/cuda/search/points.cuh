@@ -4,7 +4,7 @@
 
 #include "kvmeld/cuda/memory/head_budgets.cuh"
 #include "kvmeld/cuda/memory/plan_memory.cuh"
-#include "kvmeld/search/seed_rounds.hpp"
+#include "kvmeld/search/rules.hpp"
 
 namespace kvmeld::cuda::detail {
 

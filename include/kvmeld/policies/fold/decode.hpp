@@ -5,13 +5,13 @@
 #include <algorithm>  // std::ranges::fill
 #include <cmath>      // std::exp
 
-#include "kvmeld/detail/arena.hpp"
+#include "kvmeld/detail/product.hpp"
 #include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/merge/fit.hpp"
 #include "kvmeld/policies/fold/layout.hpp"
 #include "kvmeld/policies/fold/memory.hpp"
 #include "kvmeld/policies/policy.hpp"
-#include "kvmeld/score/prompt_attention.hpp"
+#include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/search/ward.hpp"
 

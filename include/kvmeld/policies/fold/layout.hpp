@@ -5,7 +5,7 @@
 #include <cmath>    // std::log
 #include <cstddef>  // std::ptrdiff_t
 
-#include "kvmeld/search/protection.hpp"
+#include "kvmeld/search/rules.hpp"
 
 namespace kvmeld::inline v0 {
 namespace detail {
