@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "kvmeld/compress/held_queries.hpp"
 #include "kvmeld/compressor.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/memory/reserved.hpp"
@@ -143,6 +144,32 @@ void check_resident(const auto& policy, const budget& b, storage type) {
   meld.clear(0);
   CHECK((!KVMELD_MAPS_MEMORY ||
          static_cast<double>(kv.reserved_bytes() + meld.reserved_bytes()) <= 0.2 * used));
+}
+
+TEST_CASE("queries that were held for a prompt are given back whatever lies after them",
+          "[memory]") {
+  constexpr index_t count = 256, group = 2, dim = 128;
+  const std::vector<float> q = model::numbers(count * group * dim, 1);
+  const kvmeld::query_view<float> all{
+      .data = q.data(), .count = count, .head = 0, .group = dim, .row = group * dim};
+  { const std::vector<char> once(4 * mib); }  // heaps keep blocks of its size from here on
+  std::vector<kvmeld::held_queries> heads(128);
+  std::vector<std::vector<char>> between;
+  const std::size_t before = resident();
+  for (kvmeld::held_queries& held : heads) {
+    held.keep(all, 0, group, dim, {.plans = kvmeld::prompt_use::planned::lookahead});
+    between.emplace_back(1000);
+  }
+  const std::size_t bytes = heads.size() * q.size() * sizeof(float);
+  if (before > 0) {
+    CHECK(resident() - before > bytes / 10 * 9);
+  }
+  for (kvmeld::held_queries& held : heads) {
+    held.release();
+  }
+  if (before > 0 && KVMELD_MAPS_MEMORY) {
+    CHECK(resident() < before + bytes / 10);
+  }
 }
 
 TEST_CASE("a copy of a cache and of a state holds what is in use", "[memory]") {

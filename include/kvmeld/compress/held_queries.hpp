@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kvmeld/compress/one_head.hpp"
+#include "kvmeld/memory/reserved.hpp"
 #include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/score/observation.hpp"
 #include "kvmeld/score/queries.hpp"
@@ -110,7 +111,10 @@ class held_queries {
 
   template <class T>
   static void add_rows(const query_view<T>& from, index_t first, index_t count, index_t group,
-                       index_t dim, std::vector<float>& to) {
+                       index_t dim, auto& to) {
+    if (to.empty()) {
+      to.reserve(as_size(count, group, dim));
+    }
     for (index_t i = first; i < first + count; ++i) {
       for (index_t g = 0; g < group; ++g) {
         const T* const q = from.at(g, i);
@@ -128,6 +132,7 @@ class held_queries {
     const index_t blind = tokens_ == 0 ? std::min(score::blind_queries, chunk.count - 1) : 0,
                   n = std::min(count, chunk.count - blind);
     start_ = tokens_ == 0 ? first : start_;
+    spread_.reserve(tokens_ == 0 ? as_size(n, group, dim) : 0);
     for (index_t i = 0; i < n; ++i) {
       const index_t own = score::spread_query(i, n, chunk.count, blind);
       add_rows(chunk, own, 1, group, dim, spread_);
@@ -161,7 +166,8 @@ class held_queries {
   }
 
   index_t tokens_ = 0, start_ = 0;
-  std::vector<float> latest_, spread_;
+  // Of all heads until a prompt ends: the system has these back then.
+  detail::reserved_vector<float> latest_, spread_;
   std::vector<index_t> position_;
 };
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kvmeld/compress/global_budgets.hpp"
+#include "kvmeld/memory/reserved.hpp"
 #include "kvmeld/policies/declared.hpp"
 
 namespace kvmeld::inline v0 {
@@ -135,7 +136,7 @@ inline std::vector<index_t> divide_slots(const std::vector<std::vector<float>>& 
   for (const auto& s : scores) {
     widest = std::max(widest, s.size());
   }
-  std::vector<float> all;  // heads of fewer slots are filled up with what nothing is below
+  detail::reserved_vector<float> all;  // heads of fewer are filled up with what nothing is below
   all.reserve(widest * scores.size());
   for (const auto& s : scores) {
     all.insert(all.end(), s.begin(), s.end());

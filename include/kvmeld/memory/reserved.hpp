@@ -35,18 +35,7 @@ class reserved {
     std::swap(data_, from.data_), std::swap(size_, from.size_);
     return *this;
   }
-  ~reserved() {
-    if (data_ == nullptr) {
-      return;
-    }
-#if KVMELD_MAPS_MEMORY
-    if (is_mapped()) {
-      (void)::munmap(data_, size_);
-      return;
-    }
-#endif
-    ::operator delete(data_, aligned);
-  }
+  ~reserved() { free(data_, size_); }
 
   /// Aligned for vectors of any instruction set.
   std::byte* data() const { return data_; }
@@ -69,12 +58,39 @@ class reserved {
 #else
     std::vector<unsigned char> pages((size_ + page() - 1) / page());
 #endif
-    if (is_mapped() && ::mincore(data_, size_, pages.data()) == 0) {
+    if (is_mapped(size_) && ::mincore(data_, size_, pages.data()) == 0) {
       const auto held = std::ranges::count_if(pages, [](auto x) { return (x & 1) != 0; });
       return std::min(size_, page() * static_cast<std::size_t>(held));
     }
 #endif
     return size_;
+  }
+
+  /// What `data` is allocated and freed by.
+  static std::byte* allocate(std::size_t size) {
+#if KVMELD_MAPS_MEMORY
+    if (is_mapped(size)) {
+      std::byte* const to = map(nullptr, size, 0);
+      expects(errc::no_capacity, to != nullptr, "cache: expected addresses for ", size,
+              " bytes, got none");
+#ifdef MADV_NOHUGEPAGE
+      (void)::madvise(to, size, MADV_NOHUGEPAGE);
+#endif
+      return to;
+    }
+#endif
+    auto* const to = static_cast<std::byte*>(::operator new(size, aligned));
+    std::memset(to, 0, size);
+    return to;
+  }
+  static void free(std::byte* data, [[maybe_unused]] std::size_t size) {
+#if KVMELD_MAPS_MEMORY
+    if (data != nullptr && is_mapped(size)) {
+      (void)::munmap(data, size);
+      return;
+    }
+#endif
+    ::operator delete(data, aligned);
   }
 
  private:
@@ -85,7 +101,7 @@ class reserved {
     static const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
     return bytes;
   }
-  bool is_mapped() const { return size_ >= 4 * page(); }
+  static bool is_mapped(std::size_t size) { return size >= 4 * page(); }
   static std::byte* map(void* at, std::size_t size, int flags) {
 #ifdef MAP_NORESERVE
     flags |= MAP_NORESERVE;
@@ -109,32 +125,34 @@ class reserved {
     // Bytes of the last page after the end hold nothing.
     const std::size_t first = (from + page() - 1) / page() * page(),
                       last = to == size_ ? to : to / page() * page();
-    if (is_mapped() && first < last && discard(data_ + first, last - first)) {
+    if (is_mapped(size_) && first < last && discard(data_ + first, last - first)) {
       return {first, last};
     }
 #endif
     return {to, to};
   }
 
-  static std::byte* allocate(std::size_t size) {
-#if KVMELD_MAPS_MEMORY
-    if (size >= 4 * page()) {
-      std::byte* const to = map(nullptr, size, 0);
-      expects(errc::no_capacity, to != nullptr, "cache: expected addresses for ", size,
-              " bytes, got none");
-#ifdef MADV_NOHUGEPAGE
-      (void)::madvise(to, size, MADV_NOHUGEPAGE);
-#endif
-      return to;
-    }
-#endif
-    auto* const to = static_cast<std::byte*>(::operator new(size, aligned));
-    std::memset(to, 0, size);
-    return to;
-  }
-
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
 };
+
+/// Of vectors whose memory the system has back as soon as they are gone: a heap keeps what lies
+/// between blocks that are in use.
+template <class T>
+struct reserved_allocator {
+  using value_type = T;
+
+  reserved_allocator() = default;
+  template <class U>
+  reserved_allocator(const reserved_allocator<U>&) {}  // NOLINT: as allocators are made
+
+  T* allocate(std::size_t n) { return reinterpret_cast<T*>(reserved::allocate(n * sizeof(T))); }
+  void deallocate(T* data, std::size_t n) {
+    reserved::free(reinterpret_cast<std::byte*>(data), n * sizeof(T));
+  }
+  bool operator==(const reserved_allocator&) const { return true; }
+};
+template <class T>
+using reserved_vector = std::vector<T, reserved_allocator<T>>;
 
 }  // namespace kvmeld::inline v0::detail
