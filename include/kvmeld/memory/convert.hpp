@@ -114,33 +114,12 @@ void to_floats(row<Scalar> x, index_t dim, float* out) {
   }
 }
 
-inline void to_floats(row<q8_0> x, index_t dim, float* out) {
-  for (index_t begin = 0; begin < dim; begin += q8_0::size) {
-    const q8_0& block = x.data[begin / q8_0::size];
-    const float scale = block.scale_as_float();
-    float numbers[q8_0::size];  // local: bytes may alias what `out` points to
-    for (index_t i = 0; i < q8_0::size; ++i) {
-      numbers[i] = scale * static_cast<float>(block.codes[i]);
-    }
-    std::copy_n(numbers, std::min(dim - begin, q8_0::size), out + begin);
-  }
-}
-
-inline void to_floats(row<q4_0> x, index_t dim, float* out) {
-  constexpr index_t half = q4_0::size / 2;
-  for (index_t begin = 0; begin < dim; begin += q4_0::size) {
-    const q4_0& block = x.data[begin / q4_0::size];
-    const float scale = block.scale_as_float();
-    if (dim - begin >= q4_0::size) [[likely]] {
-      for (index_t i = 0; i < half; ++i) {
-        out[begin + i] = q4_0::number(block.codes[i], scale);
-        out[begin + half + i] = q4_0::number(block.codes[i] >> 4, scale);
-      }
-    } else {
-      for (index_t i = 0; i < dim - begin; ++i) {
-        out[begin + i] = block[i];
-      }
-    }
+template <block_scalar Block>
+void to_floats(row<Block> x, index_t dim, float* out) {
+  for (index_t begin = 0; begin < dim; begin += Block::size) {
+    float numbers[Block::size];  // local: bytes may alias what `out` points to
+    x.data[begin / Block::size].to_floats(numbers);
+    std::copy_n(numbers, std::min(dim - begin, Block::size), out + begin);
   }
 }
 

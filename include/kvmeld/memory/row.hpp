@@ -47,6 +47,13 @@ struct q8_0 {
 
   float operator[](index_t i) const { return static_cast<float>(codes[i]) * scale_as_float(); }
   float scale_as_float() const { return detail::half_bits_to_float(scale.x); }
+  /// All of them, `x [size]`.
+  EIGEN_STRONG_INLINE void to_floats(float* x) const {
+    const float by = scale_as_float();
+    for (index_t i = 0; i < size; ++i) {
+      x[i] = by * static_cast<float>(codes[i]);
+    }
+  }
 
   /// Of `x [size]`.
   static q8_0 of(const float* x) {
@@ -91,6 +98,12 @@ struct q4_0 {
     return number(codes[i % (size / 2)] >> (i < size / 2 ? 0 : 4), scale_as_float());
   }
   float scale_as_float() const { return detail::half_bits_to_float(scale.x); }
+  EIGEN_STRONG_INLINE void to_floats(float* x) const {
+    const float by = scale_as_float();
+    for (index_t i = 0; i < size / 2; ++i) {
+      x[i] = number(codes[i], by), x[i + size / 2] = number(codes[i] >> 4, by);
+    }
+  }
   /// The number of the code in the lower 4 bits.
   static float number(int code, float scale) { return scale * static_cast<float>((code & 15) - 8); }
 
@@ -205,6 +218,8 @@ constexpr std::size_t element_bytes(storage type) {
          : type == storage::q4_0 ? sizeof(q4_0)
                                  : 2;
 }
+/// Are values held rotated in it, each by `detail::hadamard`?
+constexpr bool rotates_values_of(storage type) { return type == storage::q4_0; }
 /// Numbers in one element.
 constexpr index_t numbers_of(storage type) { return type >= storage::q8_0 ? q8_0::size : 1; }
 /// Elements of a row of `dim` numbers.

@@ -91,7 +91,7 @@ class head_ref {
   storage_pair type() const { return type_; }
   /// Are values held rotated, each by `detail::hadamard`? Merges and fits of values are linear and
   /// do as without; attention rotates its outputs back.
-  bool rotates_values() const { return type_.values == storage::q4_0 && !one_memory(); }
+  bool rotates_values() const { return rotates_values_of(type_.values) && !one_memory(); }
 
   row<any_scalar> key(index_t s) const { return at(keys_, type_.keys, s); }
   row<any_scalar> value(index_t s) const { return at(values_, type_.values, s); }
