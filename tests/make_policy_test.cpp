@@ -98,6 +98,9 @@ TEST_CASE("text says what is not as by default, and is read again", "[make_polic
   CHECK(kvmeld::text(make_policy("fold:fade=3.5,queries=0")) == "fold:queries=0,fade=3.5");
   CHECK(kvmeld::text(make_policy("random:seed=9007199254740992")) ==
         "random:seed=9007199254740992");
+  // What a shared budget sets is none of the policy's options.
+  CHECK(kvmeld::text(kvmeld::keepkv{.window = 8}.sharing(40)) == "keepkv:window=8");
+  CHECK(kvmeld::text(kvmeld::kvmerger{}.sharing(40)) == "kvmerger");
 }
 
 TEST_CASE("NaN, infinity and what is negative are refused in C++ too", "[make_policy][errors]") {

@@ -233,7 +233,7 @@ TEST_CASE("kvmerger refuses parameters out of range", "[errors]") {
       {{.sinks = -1}, "sinks in [0, 16777216], got -1"},
       {{.sigma = -1}, "sigma in [0, inf), got -1"},
       {{.period = -1}, "period in [0, 16777216], got -1"},
-      {{.share_slots = -1}, "share_slots in [0, 16777216], got -1"}};
+      {{.share_slots = -1}, "0 to 16777216 shared slots, got -1"}};
   for (const auto& [policy, message] : bad) {
     CHECK_THROWS_WITH(validate(policy), Catch::Contains(message));
   }

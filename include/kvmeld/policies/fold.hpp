@@ -162,6 +162,9 @@ struct fold {
         std::max(index_t{2}, slots - sinks - shared.prompt_recent - shared.pinned().scored(slots));
     return shared;
   }
+  /// Not attention but what outputs lose without a slot: its largest share over all queries, times
+  /// ‖v‖ and its leverage over the mean. No bound, but one unit for all heads, as the values of a
+  /// model add up in one residual stream.
   static constexpr bool shares() { return true; }
   void shared_scores(const kv_head auto&, const head_state& state, std::span<float> out) const {
     std::ranges::copy(state.column(prompt_score), out.begin());

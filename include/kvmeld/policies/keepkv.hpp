@@ -38,7 +38,7 @@ struct keepkv {
   bool merge_first = true;
   float epsilon = 1e-6F;
   float distance_weight = 1;
-  bool measures_shares = false;
+  bool measures_shares = false;  ///< no option: `sharing` sets it
 
   static constexpr std::string_view name() { return "keepkv"; }
   attention_support supports() const {
@@ -56,9 +56,7 @@ struct keepkv {
              "does a prompt merge before it evicts? With variant=0"),
       option("epsilon", &keepkv::epsilon, above_0, any_number, "added to the mean; with variant=1"),
       option("distance_weight", &keepkv::distance_weight, above_0, any_number,
-             "of the latest query in selection (the authors: 1.2); with variant=1"),
-      option("measures_shares", &keepkv::measures_shares,
-             "is attention measured, for heads that share slots?")};
+             "of the latest query in selection (the authors: 1.2); with variant=1")};
   // S and W (paper); code: the window's rows
   static constexpr column log_score{0, "log_score"}, weight_sum{1, "weight_sum"};
   std::vector<slot_stat> slot_stats() const {
@@ -78,7 +76,7 @@ struct keepkv {
     shared.measures_shares = true;
     return shared;
   }
-  /// Of the queries that count.
+  /// The mean over the queries that count.
   static constexpr bool shares() { return true; }
   void shared_scores(const kv_head auto&, const head_state& state, std::span<float> out) const {
     std::ranges::copy(state.column(estimates()), out.begin());

@@ -35,7 +35,7 @@ struct kvmerger {
   bool scale_values = false;
   bool gaps_break = true;
   index_t period = 0;
-  index_t share_slots = 0;
+  index_t share_slots = 0;  ///< no option: `sharing` sets what R and H are shares of; 0: the budget
   group_combine combine = group_combine::sum;
 
   static constexpr std::string_view name() { return "kvmerger"; }
@@ -55,8 +55,6 @@ struct kvmerger {
       option("gaps_break", &kvmerger::gaps_break, "do only consecutive positions join?"),
       option("period", &kvmerger::period, 0, any_count,
              "slots freed at once in decode; 0: a sixteenth of the budget"),
-      option("share_slots", &kvmerger::share_slots, 0, any_count,
-             "what the shares are of where heads share slots; 0: the budget"),
       option(&kvmerger::combine)};
   /// Where heads share slots, also what their one ε goes by (`rank_to_share`).
   static constexpr column score{0, "score"}, shared_score{1, "shared_score", slot_reduce::max};
@@ -74,7 +72,9 @@ struct kvmerger {
             " that take no part, got ", slots);
     return shared;
   }
-  /// One ε for all heads is their unit: a cosine.
+  /// One ε for all heads of a model compares cosines, not attention: a slot's unit is how little it
+  /// is like its left neighbour, −cos ≤ 1; 3 and its share of attention where a run begins, which
+  /// goes by eviction alone; and no bound for heavy hitters, which always stay.
   static constexpr bool shares() { return true; }
   void shared_scores(const kv_head auto&, const head_state& state, std::span<float> out) const {
     std::ranges::copy(state.column(shared_score), out.begin());
@@ -99,6 +99,7 @@ struct kvmerger {
   void validate() const {
     expects(recent + heavy < 1, "kvmerger: expected shares recent and heavy together below 1, got ",
             recent, " and ", heavy);
+    search::expect_count(name(), "shared slots", share_slots, 0);
   }
 
   void observe(const kv_head auto&, head_state& state, const observation& observed) const {
