@@ -26,6 +26,11 @@ inline const head_ref& empty_head() {
   return head;
 }
 
+/// The default of a member that does something.
+struct nothing {
+  void operator()(const auto&) const {}
+};
+
 /// What slots are ranked by where a policy scores them; NaN ranks last.
 template <class P>
 auto score_of(const P& p, const head_ref& head, const head_state& state) {
@@ -67,116 +72,62 @@ class declared {
   }
   /// How many of them, without a list.
   index_t columns() const {
-    return inside([]<class Q>(const Q& p) -> index_t {
-      if constexpr (requires { p.column_count(); }) {
-        return p.column_count();
-      } else if constexpr (requires { p.columns_used(); }) {
-        return static_cast<index_t>(p.columns_used().size());
+    return ask<detail::column_count_hook>([]<class Q>(const declared<Q>& p) -> index_t {
+      if constexpr (requires { p.p_.columns_used(); }) {
+        return static_cast<index_t>(p.p_.columns_used().size());
       } else if constexpr (requires { Q::columns; }) {
         return static_cast<index_t>(Q::columns.size());
-      } else if constexpr (requires { p.slot_stats(); }) {
-        return static_cast<index_t>(p.slot_stats().size());
       } else {
-        return 0;
+        return static_cast<index_t>(p.slot_stats().size());
       }
     });
   }
-  /// Floats per head in addition to the slots'.
   std::size_t memory(index_t dim, index_t group, index_t capacity) const {
-    return inside([&](const auto& p) -> std::size_t {
-      if constexpr (requires { p.memory(dim, group, capacity); }) {
-        return p.memory(dim, group, capacity);
-      } else {
-        return 0;
-      }
-    });
+    return ask<detail::memory_hook>(std::size_t{0}, dim, group, capacity);
   }
   /// Does the layout of the policy's memory depend on the capacity? Memory of another size for
   /// another capacity does; memory of one size may too, as the policy says.
   bool memory_follows_capacity(index_t dim, index_t group, index_t capacity) const {
-    return inside([&](const auto& p) -> bool {
-      if constexpr (requires { p.memory_follows_capacity(); }) {
-        return p.memory_follows_capacity();
-      } else {
-        const auto size = [&](index_t slots) {
-          return kvmeld::declared(p).memory(dim, group, slots);
-        };
-        const index_t other = capacity < (1 << 20) ? 2 * capacity : capacity / 2;
-        return size(capacity) != size(1) || size(capacity) != size(other);
-      }
+    return ask<detail::memory_follows_capacity_hook>([&](const auto& p) {
+      const index_t other = capacity < (1 << 20) ? 2 * capacity : capacity / 2;
+      const std::size_t size = p.memory(dim, group, capacity);
+      return size != p.memory(dim, group, 1) || size != p.memory(dim, group, other);
     });
   }
   /// Tokens that are never evicted from a head of `target` slots.
   protection protects(const head_ref& head, index_t target) const {
-    return inside([&](const auto& p) -> protection {
-      if constexpr (requires { p.protects(head, target); }) {
-        return p.protects(head, target);
-      } else {
-        return {};
-      }
-    });
+    return ask<detail::protects_hook>(protection(), head, target);
   }
   bool accepts(index_t target) const {
-    return inside([&](const auto& p) -> bool {
-      if constexpr (requires { p.accepts(target); }) {
-        return p.accepts(target);
-      } else if constexpr (requires { p.min_budget(); }) {
-        return target >= p.min_budget();
-      } else {
-        const protection kept = kvmeld::declared(p).protects(detail::empty_head(), target);
-        return target - kept.sinks > kept.recent;
-      }
-    });
+    return ask<detail::accepts_hook>(
+        [&](const auto& p) {
+          if constexpr (requires { p.p_.min_budget(); }) {
+            return target >= p.p_.min_budget();
+          } else {
+            const protection kept = p.protects(detail::empty_head(), target);
+            return target - kept.sinks > kept.recent;
+          }
+        },
+        target);
   }
   /// The smallest target that the policy accepts.
   index_t min_budget() const {
-    return inside([](const auto& p) -> index_t {
-      if constexpr (requires { p.min_budget(); }) {
-        return p.min_budget();
-      } else {
-        return search::least_target(
-            1, [&](index_t target) { return kvmeld::declared(p).accepts(target); });
-      }
+    return ask<detail::min_budget_hook>([](const auto& p) {
+      return search::least_target(1, [&](index_t target) { return p.accepts(target); });
     });
   }
   /// Slots better freed at once in decode, less the new token's. By default a head of 64 slots or
   /// more frees 1/32 of them (docs/explanation/benchmarks.md says what other batches cost).
   index_t eviction_batch(index_t slots) const {
-    return inside([&](const auto& p) -> index_t {
-      if constexpr (requires { p.eviction_batch(slots); }) {
-        return p.eviction_batch(slots);
-      } else {
-        return std::max(slots / 32 - 1, index_t{0});
-      }
-    });
+    return ask<detail::eviction_batch_hook>(std::max(slots / 32 - 1, index_t{0}), slots);
   }
-  /// Does the policy ever compress?
-  bool evicts() const {
-    return inside([](const auto& p) -> bool {
-      if constexpr (requires { p.evicts(); }) {
-        return p.evicts();
-      } else {
-        return true;
-      }
-    });
-  }
-  /// Does it while decoding?
-  bool supports_decode() const {
-    return inside([](const auto& p) -> bool {
-      if constexpr (requires { p.supports_decode(); }) {
-        return p.supports_decode();
-      } else {
-        return true;
-      }
-    });
-  }
+  bool evicts() const { return ask<detail::evicts_hook>(true); }
+  bool supports_decode() const { return ask<detail::supports_decode_hook>(true); }
   /// How the attention of a group's queries becomes one.
   group_combine combine() const {
-    return inside([](const auto& p) -> group_combine {
-      if constexpr (requires { p.combine(); }) {
-        return p.combine();
-      } else if constexpr (requires { p.combine; }) {
-        return p.combine;
+    return ask<detail::combine_hook>([](const auto& p) {
+      if constexpr (requires { p.p_.combine; }) {
+        return p.p_.combine;
       } else {
         return group_combine::sum;
       }
@@ -188,72 +139,41 @@ class declared {
   attention_support supports() const {
     return inside([]<class Q>(const Q& p) {
       constexpr bool by_score = !detail::makes_plans<const Q>;
-      attention_support can{.alibi = by_score, .one_memory = by_score};
-      if constexpr (requires { p.supports(); }) {
-        can = p.supports();
-      }
+      auto can = kvmeld::declared(p).template ask<detail::supports_hook>(
+          attention_support{.alibi = by_score, .one_memory = by_score});
       can.seals = can.seals && !detail::gives_mass<const Q>;
       return can;
     });
   }
   /// Does it say in one unit for all heads what of a head's slots is worth keeping?
-  bool shares() const {
-    return inside([](const auto& p) -> bool {
-      if constexpr (requires { p.shares(); }) {
-        return p.shares();
-      } else {
-        return false;
-      }
-    });
-  }
+  bool shares() const { return ask<detail::shares_hook>(false); }
   /// That unit, the share of attention that each slot has: `out [length]`. Refused: a policy that
   /// cannot say it (`unsupported`).
   void shared_scores(const head_ref& head, const head_state& state, std::span<float> out) const {
-    expect_shares();
-    inside([&](const auto& p) {
-      if constexpr (requires { p.shared_scores(head, state, out); }) {
-        p.shared_scores(head, state, out);
-      }
-    });
-  }
-  /// Throws unless it can.
-  void expect_shares() const {
     expects(errc::unsupported, shares(), p_.name(),
             ": expected a policy with a score per slot for shared budgets, got one without");
+    ask<detail::shared_scores_hook>(detail::nothing(), head, state, out);
   }
   /// Does it take a decode step's attention into its state?
   bool uses_attention() const {
-    return inside([](const auto& p) -> bool {
-      if constexpr (requires { p.uses_attention(); }) {
-        return p.uses_attention();
-      } else {
-        return detail::observes<decltype(p), observation>;
-      }
-    });
+    return ask<detail::uses_attention_hook>(
+        []<class Q>(const declared<Q>&) { return detail::observes_steps<const Q>; });
   }
   /// Does it plan on the reference queries themselves?
   bool uses_queries() const {
-    return inside([](const auto& p) { return detail::plans_with_queries<decltype(p)>; });
+    return inside([]<class Q>(const Q&) { return detail::plans_with_queries<const Q>; });
   }
-  /// What it takes of a prompt's queries; all of them where it observes any and says nothing.
+  /// What it takes of a prompt's queries.
   kvmeld::prompt_use prompt_use() const {
-    return inside([](const auto& p) -> kvmeld::prompt_use {
-      if constexpr (requires { p.prompt_use(); }) {
-        return p.prompt_use();
-      } else {
-        return {.observes = detail::observes<decltype(p), query_view<float>>};
-      }
+    return ask<detail::prompt_use_hook>([]<class Q>(const declared<Q>&) {
+      return kvmeld::prompt_use{.observes = detail::observes_queries<const Q>};
     });
   }
-  /// What it needs of a step's attention; all of it where it observes steps and says nothing.
+  /// What it needs of a step's attention.
   observation_needs needs() const {
-    return inside([](const auto& p) -> observation_needs {
-      if constexpr (requires { p.needs(); }) {
-        return p.needs();
-      } else {
-        const bool all = kvmeld::declared(p).uses_attention();
-        return {all, all, all};
-      }
+    return ask<detail::needs_hook>([](const auto& p) {
+      const bool all = p.uses_attention();
+      return observation_needs{all, all, all};
     });
   }
 
@@ -274,6 +194,8 @@ class declared {
               std::span<float> probabilities, std::span<float> log_sum_exp) const;
 
  private:
+  template <class Q>
+  friend class declared;
   static constexpr bool at_run_time = detail::chosen_at_run_time<P>;
 
   decltype(auto) inside(const auto& f) const {
@@ -283,24 +205,43 @@ class declared {
       return f(p_);
     }
   }
-  void take_in(const head_ref& head, head_state& state, const auto& seen) const {
-    if constexpr (at_run_time) {
-      p_.visit([&](const auto& one) { kvmeld::declared(one).observe(head, state, seen); });
-    } else if constexpr (requires { p_.observe(head, state, seen); }) {
-      p_.observe(head, state, seen);
+  /// What the policy's own member says, where it has one; else `otherwise`, a value or a function
+  /// of what is declared.
+  template <class Hook>
+  auto ask(const auto& otherwise, auto&&... x) const {
+    return inside(
+        [&](const auto& p) -> detail::result_of<Hook> { return answer<Hook>(p, otherwise, x...); });
+  }
+  template <class Hook, class Q>
+  static auto answer(const Q& p, const auto& otherwise, auto&... x) -> detail::result_of<Hook> {
+    if constexpr (std::is_invocable_v<Hook, const Q&, decltype(x)...>) {
+      return Hook()(p, x...);
+    } else if constexpr (std::is_invocable_v<decltype(otherwise), const declared<Q>&>) {
+      return otherwise(kvmeld::declared(p));
+    } else {
+      return otherwise;
     }
   }
+
   const P& p_;
 };
 
 template <class P>
 void declared<P>::observe(const head_ref& head, head_state& state, const observation& seen) const {
-  take_in(head, state, seen);
+  if constexpr (at_run_time) {
+    p_.visit([&](const auto& one) { kvmeld::declared(one).observe(head, state, seen); });
+  } else {
+    ask<detail::observe_hook>(detail::nothing(), head, state, seen);
+  }
 }
 template <class P>
 void declared<P>::observe(const head_ref& head, head_state& state,
                           const query_view<float>& seen) const {
-  take_in(head, state, seen);
+  if constexpr (at_run_time) {
+    p_.visit([&](const auto& one) { kvmeld::declared(one).observe(head, state, seen); });
+  } else {
+    ask<detail::observe_hook>(detail::nothing(), head, state, seen);
+  }
 }
 
 template <class P>
@@ -332,8 +273,8 @@ void declared<P>::update_memory(const head_ref& head, head_state& state, const m
   if constexpr (at_run_time) {
     p_.visit(
         [&](const auto& one) { kvmeld::declared(one).update_memory(head, state, change, work); });
-  } else if constexpr (requires { p_.update_memory(head, state, change, work); }) {
-    p_.update_memory(head, state, change, work);
+  } else {
+    ask<detail::update_memory_hook>(detail::nothing(), head, state, change, work);
   }
 }
 
@@ -341,8 +282,8 @@ template <class P>
 void declared<P>::after_compress(const head_ref& head, head_state& state, index_t target) const {
   if constexpr (at_run_time) {
     p_.visit([&](const auto& one) { kvmeld::declared(one).after_compress(head, state, target); });
-  } else if constexpr (requires { p_.after_compress(head, state, target); }) {
-    p_.after_compress(head, state, target);
+  } else {
+    ask<detail::after_compress_hook>(detail::nothing(), head, state, target);
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// What a policy is: two members, and what it may add to them. Brings all types of its members.
+/// What a policy is: the members that it may have, each once. Brings all types of theirs.
 #pragma once
 
 #include <algorithm>  // std::max, std::min, std::ranges::transform
@@ -7,7 +7,8 @@
 #include <concepts>
 #include <span>
 #include <string_view>
-#include <type_traits>  // std::is_final_v
+#include <type_traits>  // std::is_final_v, std::is_invocable_r_v
+#include <utility>      // std::forward
 #include <vector>
 
 #include "kvmeld/memory/head_state.hpp"
@@ -86,130 +87,197 @@ inline double queries_in_window(const head_state& state, index_t window, float c
 
 namespace detail {
 
-/// What the members of a policy are called with.
-struct hook_arguments {
-  const head_ref& head;
-  head_state& state;
-  const head_state& held;
-  slot_scratch& work;
-  merge_plan& out;
-  const query_view<float>& queries;
-  index_t n;
+template <class P, class Named>
+struct with_name : P, Named {};
+
+/// How a member that policies may have is called: one form, or two.
+template <class First, class Second = First>
+struct forms {
+  using first = First;
+  using second = Second;
 };
 
+/// A member that a policy may have, by name: how it is called, and the call. Where `P` has a member
+/// of the name, whatever it is, the name is ambiguous in `with_name`. Of a final class nothing is
+/// known.
+#define KVMELD_HOOK(member, ...)                                                         \
+  struct member##_hook {                                                                 \
+    using called_as = forms<__VA_ARGS__>;                                                \
+    template <class P, class... X>                                                       \
+    auto operator()(P& p, X&&... x) const -> decltype(p.member(std::forward<X>(x)...)) { \
+      return p.member(std::forward<X>(x)...);                                            \
+    }                                                                                    \
+    struct named {                                                                       \
+      int member;                                                                        \
+    };                                                                                   \
+    template <class P>                                                                   \
+    using probe = std::conditional_t<std::is_final_v<P>, named, with_name<P, named>>;    \
+    template <class P>                                                                   \
+    static constexpr bool is_member = !requires {                                        \
+      &probe<P>::member;                                                                 \
+    };                                                                                   \
+  }
+
+// Two members are all that a policy takes, a name and a score or a plan.
+
+/// Evicts: the slots of the highest score stay. A double, or a pair that ties are broken by, is not
+/// ranked: no NaN.
+KVMELD_HOOK(score, void(const head_ref& head, const head_state& state, index_t slot));
+/// Pure: it reads the head and the state, and writes at most `target` rows into `out` (called only
+/// where the head holds more than `target` slots). `work` is memory to work in. Or on the
+/// prompt's reference queries themselves.
+KVMELD_HOOK(plan,
+            void(const head_ref& head, const head_state& state, index_t target, slot_scratch& work,
+                 merge_plan& out),
+            void(const head_ref& head, const head_state& state, const query_view<float>& queries,
+                 index_t target, slot_scratch& work, merge_plan& out));
+/// Sinks and latest tokens that stay whatever their score; default none. Asked of an empty head
+/// too. The plan of a score follows, and the least budget.
+KVMELD_HOOK(protects, protection(const head_ref& head, index_t target));
+
+// What may be set is a tuple `options` (options.hpp), and:
+
+/// Throws on options that do not go together.
+KVMELD_HOOK(validate, void());
+
+// Its state, and the budgets that it needs.
+
+/// `static constexpr std::array columns{attention}`: a float per slot each, in `head_state`.
+KVMELD_HOOK(columns, void());
+/// The first of them, where options decide.
+KVMELD_HOOK(columns_used, std::span<const column>());
+/// The same where options say more than that, a range of `slot_stat`; and how many, without it.
+KVMELD_HOOK(slot_stats, void());
+KVMELD_HOOK(column_count, index_t());
+/// Floats per head in addition to the slots'. `dim`: of keys or values, the larger.
+KVMELD_HOOK(memory, std::size_t(index_t dim, index_t group, index_t capacity));
+/// Does `memory` mean something else for another capacity, where its size is the same? Then states
+/// of other capacities are not copied.
+KVMELD_HOOK(memory_follows_capacity, bool());
+/// The smallest target; default one more than is protected.
+KVMELD_HOOK(min_budget, index_t());
+/// Is it at least that? Where it is known without a search.
+KVMELD_HOOK(accepts, bool(index_t target));
+/// Slots better freed at once in decode, less the new token's; default 1/32 in all.
+KVMELD_HOOK(eviction_batch, index_t(index_t slots));
+/// False: never compresses (full_cache).
+KVMELD_HOOK(evicts, bool());
+/// False: compresses prompts only.
+KVMELD_HOOK(supports_decode, bool());
+
+// How heads share slots, if it can say it in the one unit that all heads have.
+
+KVMELD_HOOK(shares, bool());
+/// `out [length]`: the share of attention, in [0, 1], that each slot has. Those of the highest over
+/// all heads stay.
+KVMELD_HOOK(shared_scores,
+            void(const head_ref& head, const head_state& state, std::span<float> out));
+
+/// Which models it is for. Default: all that there is with a score, with a plan of its own all but
+/// `alibi` and `one_memory`.
+KVMELD_HOOK(supports, attention_support());
+
+// What it measures.
+
+/// Of the group's attention: a member, or a function; default the sum.
+KVMELD_HOOK(combine, group_combine());
+/// Of a step's attention; default all of it where it observes steps.
+KVMELD_HOOK(needs, observation_needs());
+/// Does it observe steps? Where it has a form for these that it may not use.
+KVMELD_HOOK(uses_attention, bool());
+/// Of a prompt's queries; default all of them where it observes any.
+KVMELD_HOOK(prompt_use, kvmeld::prompt_use());
+/// One decode step's attention, or reference queries. Refuses what it cannot do without before it
+/// changes the state.
+KVMELD_HOOK(observe, void(const head_ref& head, head_state& state, const observation& seen),
+            void(const head_ref& head, head_state& state, const query_view<float>& seen));
+
+// How it decodes.
+
+/// Takes `memory` along before a plan is applied.
+KVMELD_HOOK(update_memory, void(const head_ref& head, head_state& state, const merge_plan& change,
+                                slot_scratch& work));
+/// After every return to the budget.
+KVMELD_HOOK(after_compress, void(const head_ref& head, head_state& state, index_t target));
+/// (slot, q·k) ↦ logit, if not scale · q·k + log-mass; (slot, q·k, q), if it can take the query
+/// too.
+KVMELD_HOOK(mass, void(const head_ref& head, const head_state& state));
+
+#undef KVMELD_HOOK
+
+template <class P, class Hook, class R, class... X>
+consteval bool is_called(R (*)(X...)) {
+  return std::is_invocable_r_v<R, Hook, P&, X...>;
+}
+template <class P, class Hook, class Signature>
+concept has = is_called<P, Hook>(static_cast<Signature*>(nullptr));
+
+template <class Hook>
+using first_form = typename Hook::called_as::first;
+template <class Hook>
+using second_form = typename Hook::called_as::second;
+template <class R, class... X>
+R result(R (*)(X...));
+template <class Hook>
+using result_of = decltype(result(static_cast<first_form<Hook>*>(nullptr)));
+
 template <class P>
-concept scores_slots = requires(P& p, hook_arguments& x) {
-  p.score(x.head, x.held, x.n);
-};
+concept scores_slots = has<P, score_hook, first_form<score_hook>>;
 template <class P>
-concept makes_plans = requires(P& p, hook_arguments& x) {
-  p.plan(x.head, x.held, x.n, x.work, x.out);
-};
+concept makes_plans = has<P, plan_hook, first_form<plan_hook>>;
 template <class P>
-concept plans_with_queries = requires(P& p, hook_arguments& x) {
-  p.plan(x.head, x.held, x.queries, x.n, x.work, x.out);
-};
+concept plans_with_queries = has<P, plan_hook, second_form<plan_hook>>;
 template <class P>
-concept gives_mass = requires(P& p, hook_arguments& x) {
-  p.mass(x.head, x.held);
-};
-template <class P, class Seen>
-concept observes = requires(P& p, hook_arguments& x, const Seen& seen) {
-  p.observe(x.head, x.state, seen);
-};
+concept gives_mass = has<P, mass_hook, first_form<mass_hook>>;
+template <class P>
+concept observes_steps = has<P, observe_hook, first_form<observe_hook>>;
+template <class P>
+concept observes_queries = has<P, observe_hook, second_form<observe_hook>>;
+
+/// Can a member of `P` of this name be called as the hook is? One that cannot would be ignored, as
+/// would a form that only a policy that is not const has.
+template <class P, class Hook>
+consteval bool is_well_declared() {
+  using first = first_form<Hook>;
+  using second = second_form<Hook>;
+  return (!Hook::template is_member<P> || has<const P, Hook, first> ||
+          has<const P, Hook, second>)&&has<P, Hook, first> == has<const P, Hook, first> &&
+         has<P, Hook, second> == has<const P, Hook, second>;
+}
+template <class P, class... Hooks>
+consteval bool are_well_declared() {
+  return (is_well_declared<P, Hooks>() && ...);
+}
+template <class P>
+consteval bool well_declared() {
+  const bool functions =
+      are_well_declared<P, plan_hook, protects_hook, validate_hook, columns_used_hook,
+                        column_count_hook, memory_hook, memory_follows_capacity_hook,
+                        min_budget_hook, accepts_hook, eviction_batch_hook, evicts_hook,
+                        supports_decode_hook, shares_hook, shared_scores_hook, supports_hook,
+                        needs_hook, uses_attention_hook, prompt_use_hook, observe_hook,
+                        update_memory_hook, after_compress_hook, mass_hook>();
+  const bool columns =
+      (!columns_hook::is_member<P> || requires { std::span<const column>(P::columns); }) &&
+      (!slot_stats_hook::is_member<P> || requires(const P& p) { p.slot_stats().size(); });
+  const bool combines = is_well_declared<P, combine_hook>() || requires(const P& p) {
+    { p.combine } -> std::convertible_to<group_combine>;
+  };
+  return functions && columns && combines &&
+         (makes_plans<const P> || is_well_declared<P, score_hook>());
+}
 
 }  // namespace detail
 
-/// A KV-cache compression policy: a small value that makes plans. Two members are all it takes, a
-/// name and a score or a plan:
+/// A KV-cache compression policy: a small value that makes plans. A name, and a score or a plan,
+/// are all that it needs:
 ///
 ///     static constexpr std::string_view name();
-///
 ///     float score(const head_ref& head, const head_state& state, index_t slot) const;
-///                                                       evicts: the highest stay. A double, or a
-///                                                       pair that ties are broken by, is not
-///                                                       ranked: no NaN
-///     protection protects(const head_ref& head, index_t target) const;
-///                                                       sinks and latest tokens that stay whatever
-///                                                       their score; default none. Asked of an
-///                                                       empty head too. The plan and the least
-///                                                       budget follow from these
 ///
-///     void plan(const kv_head auto& head, const head_state& state, index_t target,
-///               slot_scratch& work, merge_plan& out) const;
-///
-/// `plan` is pure: it reads the head and the state, and writes at most `target` rows into `out`
-/// (called only when the head holds more than `target` slots). `work` is memory to work in. The
-/// rest is optional; `declared` has the defaults. A member of these names that cannot be called so
-/// (one that is not const, say) does not compile.
-///
-/// What may be set, each with its range and meaning (options.hpp); what these make together:
-///
-///     static constexpr std::tuple options{option("sinks", &own::sinks, 0, any_count, "...")};
-///     void validate() const;                            throws on options that do not go together
-///
-/// Its state, and the budgets that it needs:
-///
-///     static constexpr column attention{0, "attention"};
-///     static constexpr std::array columns{attention};   one float per slot each, in `head_state`
-///     std::span<const column> columns_used() const;     the first of them, where options decide
-///     std::vector<slot_stat> slot_stats() const;        the same where options say more than that
-///     index_t column_count() const;                     how many these are, without a list
-///     std::size_t memory(index_t dim, index_t group, index_t capacity) const;
-///                                                       floats per head in addition to the slots';
-///                                                       `dim`: of keys or values, the larger
-///     static bool memory_follows_capacity();            does `memory` mean something else for
-///                                                       another capacity, where its size is the
-///                                                       same? Then states of other capacities
-///                                                       are not copied
-///     index_t min_budget() const;                       smallest target; default one more than is
-///                                                       protected
-///     bool accepts(index_t target) const;               is it at least that? Where it is known
-///                                                       without a search
-///     index_t eviction_batch(index_t slots) const;      slots better freed at once in decode, less
-///                                                       the new token's; default 1/32 in all
-///     bool evicts() const;                              false: never compresses (full_cache)
-///     bool supports_decode() const;                     false: compresses prompts only
-///
-/// How heads share slots, if it can say it in the one unit that all heads have:
-///
-///     bool shares() const;
-///     void shared_scores(const kv_head auto& head, const head_state& state,
-///                        std::span<float> out) const;   [length], the share of attention, in
-///                                                       [0, 1], that each slot has: those of the
-///                                                       highest over all heads stay
-///
-/// Which models it is for:
-///
-///     attention_support supports() const;               default: all that there is with a score,
-///                                                       with a plan of its own all but `alibi` and
-///                                                       `one_memory`
-///
-/// What it measures:
-///
-///     group_combine combine;                            of the group's attention; default sum
-///     observation_needs needs() const;                  of a step's attention; default all of it
-///     kvmeld::prompt_use prompt_use() const;            of a prompt's queries; default all of them
-///     void observe(const kv_head auto& head, head_state&, const observation&) const;
-///                                                       one decode step's; refuses what it cannot
-///                                                       do without before it changes the state
-///     void observe(const kv_head auto& head, head_state&, const query_view<float>&) const;
-///                                                       reference queries'
-///     void plan(const kv_head auto& head, const head_state&, const query_view<float>& queries,
-///               index_t target, slot_scratch& work, merge_plan& out) const;
-///                                                       on the reference queries themselves
-///
-/// How it decodes:
-///
-///     void update_memory(const kv_head auto& head, head_state&, const merge_plan& change,
-///                        slot_scratch&) const;          takes `memory` along before a plan is
-///                                                       applied
-///     void after_compress(const kv_head auto& head, head_state&, index_t target) const;
-///                                                       after every return to the budget
-///     auto mass(const kv_head auto& head, const head_state&) const;
-///                                                       (slot, q·k) ↦ logit, if not scale · q·k +
-///                                                       log-mass; (slot, q·k, q), if it can take
-///                                                       the query too
+/// The rest is optional: the hooks above are the members that it may have, each const, and
+/// `declared` has their defaults. A head may be taken as `const kv_head auto&` too. A member of
+/// such a name that cannot be called so does not compile.
 template <class P>
 concept policy = std::copyable<P> &&
     (detail::makes_plans<const P> || detail::scores_slots<const P> ||
@@ -217,95 +285,4 @@ concept policy = std::copyable<P> &&
   { p.name() } -> std::convertible_to<std::string_view>;
 };
 
-namespace detail {
-
-/// The optional members of a policy, and those that have several forms.
-struct hook_names {
-  int columns, columns_used, column_count, slot_stats, memory, accepts, min_budget, eviction_batch,
-      validate, evicts, supports_decode, shares, shared_scores, supports, combine, needs,
-      prompt_use, protects, observe, plan, update_memory, after_compress, mass, score;
-};
-/// Where `P` has a member of such a name, whatever it is, the name is ambiguous here.
-template <class P>
-struct with_hook_names : P, hook_names {};
-
-/// Can every member of `P` that has the name of a hook be called as the hook is? One that cannot
-/// would be ignored. Of a final class nothing is known.
-template <class P>
-consteval bool well_declared() {
-  using C = const P;
-  using N = std::conditional_t<std::is_final_v<P>, hook_names, with_hook_names<P>>;
-  using step = observation;
-  using reference = query_view<float>;
-  bool fits = true;
-  const auto expect = [&](bool is_not_there, bool is_hook) {
-    fits = fits && (is_not_there || is_hook);
-  };
-  expect(
-      requires { &N::slot_stats; }, requires(C & p) { p.slot_stats().size(); });
-  expect(
-      requires { &N::columns; }, requires { std::span<const column>(P::columns); });
-  expect(
-      requires { &N::columns_used; },
-      requires(C & p) { std::span<const column>(p.columns_used()); });
-  expect(
-      requires { &N::column_count; }, requires(C & p) { index_t{p.column_count()}; });
-  expect(
-      requires { &N::memory; }, requires(C & p, index_t n) { p.memory(n, n, n); });
-  expect(
-      requires { &N::accepts; }, requires(C & p, index_t n) { bool{p.accepts(n)}; });
-  expect(
-      requires { &N::min_budget; }, requires(C & p) { index_t{p.min_budget()}; });
-  expect(
-      requires { &N::eviction_batch; },
-      requires(C & p, index_t n) { index_t{p.eviction_batch(n)}; });
-  expect(
-      requires { &N::validate; }, requires(C & p) { p.validate(); });
-  expect(
-      requires { &N::evicts; }, requires(C & p) { bool{p.evicts()}; });
-  expect(
-      requires { &N::supports_decode; }, requires(C & p) { bool{p.supports_decode()}; });
-  expect(
-      requires { &N::shares; }, requires(C & p) { bool{p.shares()}; });
-  expect(
-      requires { &N::shared_scores; },
-      requires(C & p, hook_arguments & x, std::span<float> s) {
-        p.shared_scores(x.head, x.held, s);
-      });
-  expect(
-      requires { &N::supports; }, requires(C & p) { attention_support{p.supports()}; });
-  expect(
-      requires { &N::needs; }, requires(C & p) { observation_needs{p.needs()}; });
-  expect(
-      requires { &N::prompt_use; }, requires(C & p) { prompt_use{p.prompt_use()}; });
-  expect(
-      requires { &N::protects; },
-      requires(C & p, hook_arguments & x) { protection{p.protects(x.head, x.n)}; });
-  expect(
-      requires { &N::update_memory; },
-      requires(C & p, hook_arguments & x) { p.update_memory(x.head, x.state, x.out, x.work); });
-  expect(
-      requires { &N::after_compress; },
-      requires(C & p, hook_arguments & x) { p.after_compress(x.head, x.state, x.n); });
-  expect(
-      requires { &N::mass; }, gives_mass<C>);
-  expect(
-      requires { &N::score; }, scores_slots<C> || makes_plans<C>);
-  expect(
-      requires { &N::observe; }, observes<C, step> || observes<C, reference>);
-  expect(
-      requires { &N::combine; },
-      requires(C & p) {
-        { p.combine } -> std::convertible_to<group_combine>;
-      } ||
-          requires(C & p) {
-            { p.combine() } -> std::convertible_to<group_combine>;
-          });
-  // Where there are two forms, one that only a policy that is not const has is ignored as well.
-  return fits && observes<P, step> == observes<C, step> &&
-         observes<P, reference> == observes<C, reference> &&
-         plans_with_queries<P> == plans_with_queries<C>;
-}
-
-}  // namespace detail
 }  // namespace kvmeld::inline v0
