@@ -2,6 +2,7 @@
 // The list of all policies that laws run over, each with an example that small heads can hold.
 #pragma once
 
+#include <algorithm>  // std::ranges::none_of
 #include <string>
 #include <vector>
 
@@ -20,12 +21,12 @@ struct example {
   kvmeld::index_t latest = 4;  ///< tokens that stay in any case, at least so many
 };
 
-/// Every policy, in each of its modes.
+/// Every policy, in each of its modes: those of which more is known, then all others of the list.
 inline std::vector<example> every_policy() {
   using namespace kvmeld;
   fold by_scores;
   by_scores.pins = fold::pin_rule::scores;
-  return {
+  std::vector<example> all = {
       {"full_cache", full_cache{}, 0},
       {"streaming_llm", streaming_llm{}},
       {"h2o", h2o{}},
@@ -60,6 +61,16 @@ inline std::vector<example> every_policy() {
       {"dropkv", dropkv{.window = 8}},
       {"massfold", any_massfold{snapkv{.window = 8}}, 4, false},
   };
+  for (auto p : any_policy_or_peer::every()) {
+    if (std::ranges::none_of(all, [&](const example& e) { return e.policy.name() == p.name(); })) {
+      each_option(p, [](const auto& option, auto& owner) {
+        auto& member = option.member(owner);
+        member = option.name == "window" ? static_cast<std::decay_t<decltype(member)>>(8) : member;
+      });
+      all.push_back({std::string(p.name()), p, 0, false, false, false, 0});
+    }
+  }
+  return all;
 }
 
 }  // namespace fixtures
