@@ -6,6 +6,7 @@
 
 #include <Eigen/Core>
 #include <algorithm>    // std::min, std::max
+#include <cmath>        // std::sqrt
 #include <concepts>     // std::derived_from
 #include <memory>       // std::align
 #include <type_traits>  // std::remove_cvref_t
@@ -147,24 +148,65 @@ void set_product_transposed(scalar_of<A> scale, const A& a, const B& b, Out&& ou
   add_product_transposed(scale, a, b, out);
 }
 
-/// `x [n, columns] ← L⁻¹ x` for a lower triangle `L`. `upper [n, n]`: `Lᵀ`, row by row; below its
-/// diagonal nothing is read.
-template <rowwise L, rowwise X>
+/// The upper triangle of `out [n, n] += xᵀ x`, `x [k, n]`, and some of what is below it.
+template <rowwise X, rowwise Out>
+void add_gram(const X& x, Out& out) {
+  constexpr Eigen::Index strip = 64;
+  for (Eigen::Index i = 0; i < x.cols(); i += strip) {
+    const Eigen::Index width = std::min(strip, x.cols() - i);
+    add_transposed_product(1, x.leftCols(i + width), x.middleCols(i, width),
+                           out.block(0, i, i + width, width));
+  }
+}
+
+/// Rows that are factored or solved together; what is before or after them is one product.
+inline constexpr Eigen::Index solved_rows = 32;
+
+/// The upper triangle of a symmetric `m [n, n]` becomes `Lᵀ`, row by row, of `L Lᵀ = m`. What is
+/// below the diagonal means nothing here. Where `m` is not positive definite, it ends.
+template <rowwise M>
+void cholesky(M& m) {
+  const Eigen::Index n = m.rows();
+  for (Eigen::Index first = 0; first < n; first += solved_rows) {
+    const Eigen::Index count = std::min(solved_rows, n - first), width = n - first;
+    auto rows = m.block(first, first, count, width);
+    const auto above = m.block(0, first, first, width);
+    add_transposed_product(-1, above.leftCols(count), above, rows);
+    for (Eigen::Index i = 0; i < count; ++i) {
+      if (rows(i, i) <= 0) {
+        return;
+      }
+      rows(i, i) = std::sqrt(rows(i, i));
+      rows.row(i).tail(width - i - 1) /= rows(i, i);
+      for (Eigen::Index j = i + 1; j < count; ++j) {
+        rows.row(j).tail(width - j) -= rows(i, j) * rows.row(i).tail(width - j);
+      }
+    }
+  }
+}
+
+/// `x [n, columns] ← L⁻¹ x`, or `L⁻ᵀ x`, of what `cholesky` gives.
+template <bool Transposed = false, rowwise L, rowwise X>
 void solve_lower(const L& upper, X& x) {
-  constexpr Eigen::Index block = 32,
-                         wide = 256;  // rows solved together, columns in the nearest cache
-  const Eigen::Index n = x.rows(), columns = x.cols();
-  for (Eigen::Index first = 0; first < n; first += block) {
-    const Eigen::Index count = std::min(block, n - first);
-    if (first > 0) {
+  constexpr Eigen::Index wide = 256;  // columns in the nearest cache
+  const Eigen::Index n = x.rows(), columns = x.cols(),
+                     blocks = (n + solved_rows - 1) / solved_rows;
+  for (Eigen::Index b = 0; b < blocks; ++b) {
+    const Eigen::Index first = (Transposed ? blocks - 1 - b : b) * solved_rows,
+                       count = std::min(solved_rows, n - first), behind = n - first - count;
+    if constexpr (Transposed) {
+      add_product(-1, upper.block(first, first + count, count, behind), x.bottomRows(behind),
+                  x.middleRows(first, count));
+    } else {
       add_transposed_product(-1, upper.block(0, first, first, count), x.topRows(first),
                              x.middleRows(first, count));
     }
     for (Eigen::Index column = 0; column < columns; column += wide) {
       auto part = x.block(first, column, count, std::min(wide, columns - column));
-      for (Eigen::Index i = 0; i < count; ++i) {
-        for (Eigen::Index j = 0; j < i; ++j) {
-          part.row(i) -= upper(first + j, first + i) * part.row(j);
+      for (Eigen::Index k = 0; k < count; ++k) {
+        const Eigen::Index i = Transposed ? count - 1 - k : k;
+        for (Eigen::Index j = Transposed ? i + 1 : 0; j < (Transposed ? count : i); ++j) {
+          part.row(i) -= upper(first + std::min(i, j), first + std::max(i, j)) * part.row(j);
         }
         part.row(i) /= upper(first + i, first + i);
       }

@@ -3,7 +3,6 @@
 /// gradient steps on all of them.
 #pragma once
 
-#include <Eigen/Cholesky>
 #include <algorithm>  // std::max
 #include <cmath>      // std::log
 #include <concepts>   // std::same_as
@@ -83,24 +82,24 @@ dense::matrix ridge_values(const P& p, const dense::stored auto& missing, float 
   const bool primal = p.cols() <= p.rows();
   using real = decltype(dense::scalar_of<P>{} * 1.0);  // double
   using matrix = dense::matrix_of<real>;
-  const matrix rows = primal ? matrix(p.transpose().template cast<real>())
-                             : matrix(p.template cast<real>());  // the smaller side's
-  matrix y = missing.template cast<real>();
-  using columns = Eigen::Matrix<real, Eigen::Dynamic, Eigen::Dynamic>;
-  columns gram = columns::Zero(rows.rows(), rows.rows());  // its lower triangle
-  gram.template selfadjointView<Eigen::Lower>().rankUpdate(rows);
+  const matrix x = primal ? matrix(p.template cast<real>())
+                          : matrix(p.transpose().template cast<real>());  // [.., smaller side]
+  matrix y = missing.template cast<real>(), gram = matrix::Zero(x.cols(), x.cols());
+  dense::add_gram(x, gram);
   constexpr double lost = 8 * std::numeric_limits<float>::epsilon();
   const double lambda =
       std::max(double{ridge} * gram.trace(), static_cast<double>(p.rows()) * lost * lost);
   gram.diagonal().array() += lambda;
-  const Eigen::LLT<Eigen::Ref<columns>> factor(gram);
+  dense::cholesky(gram);
   matrix delta = matrix::Zero(p.cols(), y.cols());  // (PᵀP + λI)⁻¹ Pᵀ y = Pᵀ (PPᵀ + λI)⁻¹ y
+  matrix& solved = primal ? delta : y;
   if (primal) {
-    dense::add_product(1, rows, y, delta);
-    factor.solveInPlace(delta);
-  } else {
-    factor.solveInPlace(y);
-    dense::add_transposed_product(1, rows, y, delta);
+    dense::add_transposed_product(1, x, y, delta);
+  }
+  dense::solve_lower(gram, solved);
+  dense::solve_lower<true>(gram, solved);
+  if (!primal) {
+    dense::add_product(1, x, y, delta);
   }
   return delta.template cast<float>();
 }

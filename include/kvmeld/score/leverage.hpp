@@ -2,7 +2,6 @@
 /// Statistical leverage of un-rotated keys: outliers among a head's tokens, attended to or not.
 #pragma once
 
-#include <Eigen/Cholesky>
 #include <algorithm>  // std::min
 #include <limits>     // std::numeric_limits
 #include <span>
@@ -36,16 +35,10 @@ void leverage(X& x, float ridge, detail::arena scratch, dense::stored auto& out)
   mean = x.colwise().mean().transpose();
   x.rowwise() -= mean.transpose();
   covariance.setZero();
-  for (index_t i = 0; i < dim; i += leverage_strip) {  // the upper triangle
-    const auto width = std::min(leverage_strip, dim - i);
-    dense::add_transposed_product(1, x.leftCols(i + width), x.middleCols(i, width),
-                                  covariance.block(0, i, i + width, width));
-  }
+  dense::add_gram(x, covariance);
   // A covariance of nothing (all keys alike) gives leverage 0, not 0/0.
   covariance.diagonal().array() += std::max(ridge * covariance.diagonal().mean(), 1e-20F);
-  // Column by column, row by row's upper triangle is the lower one: L.
-  Eigen::Map<Eigen::MatrixXf> lower(covariance.data(), dim, dim);
-  const Eigen::LLT<Eigen::Ref<Eigen::MatrixXf>> factor(lower);
+  dense::cholesky(covariance);
   inverse.setIdentity();
   dense::solve_lower(covariance, inverse);  // once, so that all keys are one matrix product
   out.setZero();

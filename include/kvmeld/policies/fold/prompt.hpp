@@ -2,7 +2,6 @@
 /// fold after a prompt: clusters of slots, fitted to the full cache on reference queries.
 #pragma once
 
-#include <Eigen/Cholesky>
 #include <algorithm>  // std::ranges::count
 #include <cmath>      // std::sqrt
 
@@ -176,13 +175,16 @@ struct fold_prompt {
     dense::add_transposed_product(1 / static_cast<float>(queries.rows()), centred, centred,
                                   covariance);
     covariance.diagonal().array() += 1e-3F;
-    Eigen::Matrix<typename matrix::Scalar, Eigen::Dynamic, Eigen::Dynamic> lower = covariance;
-    const Eigen::LLT<Eigen::Ref<decltype(lower)>> factor(lower);
-    covariance = factor.matrixL();
+    dense::cholesky(covariance);
+    for (Eigen::Index r = 0; r < covariance.rows(); ++r) {
+      covariance.row(r).head(r).setZero();  // Lᵀ
+    }
     const float norm = std::max(values.rowwise().norm().mean(), 1e-20F);
-    matrix x(keys.rows(), keys.cols() + values.cols());
-    x.leftCols(keys.cols()).rowwise() = -head.scale() * (keys.colwise().mean() * covariance).eval();
-    dense::add_product(head.scale(), keys, covariance, x.leftCols(keys.cols()));
+    matrix x(keys.rows(), keys.cols() + values.cols()), centre(1, keys.cols());
+    const matrix mean = keys.colwise().mean();
+    dense::set_product_transposed(-head.scale(), mean, covariance, centre);
+    x.leftCols(keys.cols()).rowwise() = centre.row(0);
+    dense::add_product_transposed(head.scale(), keys, covariance, x.leftCols(keys.cols()));
     x.rightCols(values.cols()) = values / norm;
     constexpr float most = 65504;  // of halfs
     x = x.cwiseMin(most).cwiseMax(-most).template cast<Eigen::half>().template cast<float>();
