@@ -30,6 +30,15 @@ class layers : public request_layers<P> {
   /// Has a graph said yet what its layers compute?
   bool known() const { return known_; }
 
+  /// Tokens of a sequence that no policy evicts or merges. From then on repack says how much of a
+  /// step's attention sinks have: attention within the others is measured by it.
+  void pin(index_t request, index_t first, index_t count) {
+    if (meld_.has_value()) {
+      meld_->pin(request, first, count);
+      needs_.log_sum_exp = needs_.log_sum_exp || needs_.probabilities;
+    }
+  }
+
   /// A micro-batch begins, of these tokens of sequences: in repack of one.
   void begin(std::span<chunk> chunks) {
     chunks_ = chunks;

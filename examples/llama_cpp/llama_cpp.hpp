@@ -127,6 +127,15 @@ class compressor {
     settle(r);
   }
 
+  /// Pins `count` tokens of a sequence from token `first` on: no policy evicts or merges them, in
+  /// any layer that is compressed. Between two llama_decode, before these tokens are compressed or
+  /// decoded at all; the budget counts them. Until the sequence is removed or begins again.
+  /// Refused, with nothing changed: what `kvmeld::compressor::pin` refuses, a draft in between.
+  void pin(index_t first, index_t count, llama_seq_id sequence = 0) {
+    expect_between("pin");
+    layers_->pin(own() ? sequences_.expect_own("pin", sequence) : 0, first, count);
+  }
+
   /// Sequence `to` becomes what `from` is, compressed or not, in the engine too: instead of
   /// llama_memory_seq_cp. Refused: repack, a prompt or a draft of `from` in between.
   void copy(llama_seq_id from, llama_seq_id to);

@@ -35,6 +35,8 @@ program_options program_options::parse(int count, const char* const* arguments) 
   app.add_option("--trigger", o.trigger,
                  "return to an equal budget at so many slots; 0: never hold more than the budget");
   app.add_option("--room", o.room, "slots beside the budget that the tokens written may fill");
+  app.add_option("--pin", o.pin,
+                 "first tokens of the prompt that stay in every head, as a system prompt");
   app.add_option("--mode", o.mode,
                  "own (kvmeld's attention) or repack (the engine's, in the longest head's cells)");
   app.add_option("--predict", o.predict, "tokens to write, or fewer: the text may end before");
@@ -69,6 +71,7 @@ program_options program_options::parse(int count, const char* const* arguments) 
                                            {"--predict", o.predict, 0},
                                            {"--draft", o.draft, 0},
                                            {"--chunk", o.chunk, 0},
+                                           {"--pin", o.pin, 0},
                                            {"--cells", o.cells, 0},
                                            {"--threads", o.threads, 1}}) {
     require(value >= least && value <= 1 << 24,
@@ -210,6 +213,7 @@ int run(program_options o, std::ostream& out, std::ostream& progress) {
                                   .limits = {limit},
                                   .untouched = o.untouched,
                                   .capacity = own ? most : 0}});
+  compressed.pin(0, o.pin);
   evaluate::progress bar(progress, isatty(STDERR_FILENO) != 0);
   bar.expect((o.alone ? 1.0 : 2.0) * all);
   const measured mine = measure(compressed, o, prompt, language, nullptr, bar, o.policy, &out);

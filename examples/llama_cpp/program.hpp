@@ -13,7 +13,7 @@ struct program_options {
   std::string model, prompt_file;
   std::string policy = "fold", mode = "own", cache_type = "f16";
   index_t budget = 512, trigger = 0, room = 0, predict = 64, draft = 0, chunk = 0, cells = 0,
-          threads = 1;
+          pin = 0, threads = 1;
   std::vector<index_t> untouched = {};
   bool equal = false, perplexity = false, alone = false;
 

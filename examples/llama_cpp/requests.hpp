@@ -85,7 +85,8 @@ class request_layers {
     meld_->end_prompt(request);
     for (const index_t h : heads_of(request, false)) {
       if (setup_.how == mode::own_attention) {
-        kv_.fit(h, std::max(kv_.head(h).length(), meld_->limit(h).trigger_length()));
+        kv_.fit(
+            h, std::max(kv_.head(h).length(), meld_->pinned(h) + meld_->limit(h).trigger_length()));
       }
     }
   }

@@ -83,6 +83,9 @@ class session {
     position_ = 0;
   }
 
+  /// Tokens of the text that stay, from `first` on, before they are read.
+  void pin(index_t first, index_t count) { compressor_->pin(first, count); }
+
   /// Reads `tokens` in micro-batches; `see(i, logits [vocab])` for each of them, or for the last of
   /// each micro-batch alone. Several are a prompt, which has ended then.
   template <class See>
