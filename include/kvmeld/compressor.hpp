@@ -21,7 +21,8 @@ namespace kvmeld::inline v0 {
 ///     meld.step(kv.heads(layer, active), {q, k, v}, out);            // a token of each request
 ///
 /// Heads of a layer with a window are cut to it, which is exact: they keep the newest tokens, and
-/// neither policy nor budget is asked. With no slots beyond the window they hold what comes.
+/// neither policy nor budget is asked. Without slots beyond the window in their capacity,
+/// they hold every token that is appended.
 ///
 /// Calls over heads of different requests may run at the same time. A refused call has changed
 /// nothing, but for `errc::not_finite` of `step`: there the heads that it names are as they were,
@@ -83,7 +84,7 @@ class compressor : private detail::request_calls<P> {
   /// has brought there already stay as they are. Scratch of the prompt is given back.
   /// Where a model's heads are split over processes, a shared budget is divided as in one: each
   /// process calls with the `group`, whose `gather` is called once, and only if budgets are shared.
-  /// Refused: a request that is not there, a policy that needs queries which did not come; with a
+  /// Refused: a request that is not there, a policy that needs queries and was given none; with a
   /// group `budget::same_tokens` and `fold::leverage_exponent` (`unsupported`), messages that are
   /// not of the same layers.
   template <executor E = serial>
@@ -101,9 +102,9 @@ class compressor : private detail::request_calls<P> {
     this->pool_.release();
   }
 
-  /// Brings the heads chosen that are at their trigger, or whose prompt has come, to their budgets:
-  /// after a layer's prompt where budgets are not shared, or after `observe`. `lengths [heads]`, if
-  /// given: how many slots each now has.
+  /// Brings the heads chosen that are at their trigger, or whose prompt has begun, to their
+  /// budgets: after a layer's prompt where budgets are not shared, or after `observe`. `lengths
+  /// [heads]`, if given: how many slots each now has.
   template <executor E = serial>
   void compress(const head_selection& heads, std::span<index_t> lengths = {}, const E& run = {}) {
     heads.check("compress", kv_.heads());
@@ -200,22 +201,23 @@ class compressor : private detail::request_calls<P> {
   /// Seals the slots of a request's first `tokens` tokens: a prefix, compressed or not, that page
   /// tables of several requests may share. No call changes these slots until `clear`, or a `copy`
   /// or `load` into the request; `copy`, `save` and `load` take the seal along. Attention is over
-  /// all slots. To the policy those behind the seal are a head of its own, without sinks: budgets
+  /// all slots. To the policy those after the seal are a head of its own, without sinks: budgets
   /// count these alone, scores are of the attention within them, and the state starts anew.
-  /// Refused: more tokens than came; slots that do not lie before all others, as once steps have
-  /// evicted; fewer than are sealed; a page in part; tokens behind that were measured already; a
-  /// budget without room behind the seal (`no_capacity`); `ems` and whatever moves the first slots
+  /// Refused: more tokens than were appended; slots that do not lie before all others, as once
+  /// steps have evicted; fewer than are sealed; a page in part; later tokens that were measured
+  /// already; a budget without room after the seal (`no_capacity`); `ems` and whatever moves the
+  /// first slots
   /// (`unsupported`); a prompt or draft in between.
   void seal(index_t request, index_t tokens) { base::seal(request, tokens); }
 
   /// Pins `count` tokens of a request from token `first` on, as a system prompt, tools, or the
   /// question: no policy evicts or merges them, and their rows stay as they are, in every head
-  /// whose layer has no window. Before they come, or before they are compressed: of a prompt until
-  /// `end_prompt`. `clear` lifts it; `copy`, `save` and `load` take it along. The budget counts
-  /// them, and they lie before all slots but the sealed ones; to the policy the others are the
-  /// head, as after a seal.
-  /// Refused, with nothing changed: tokens that are compressed, more than the budget has slots for
-  /// beyond the policy's least, a draft in between; `ems` and whatever moves the first slots
+  /// whose layer has no window. Before they are appended, or before they are compressed: of a
+  /// prompt until `end_prompt`. `clear` lifts it; `copy`, `save` and `load` take it along. The
+  /// budget counts them, and they lie before all slots but the sealed ones; to the policy the
+  /// others are the head, as after a seal. Refused, with nothing changed: tokens that are
+  /// compressed, more than the budget has slots for beyond the policy's least, a draft in between;
+  /// `ems` and whatever moves the first slots
   /// (`unsupported`).
   void pin(index_t request, index_t first, index_t count) { base::pin(request, first, count); }
 
@@ -264,7 +266,7 @@ class compressor : private detail::request_calls<P> {
   /// where several budgets share what a prompt was measured as. The cache has its rows. Where heads
   /// share a budget, this one is held to the slots that it has, as its part.
   /// Refused: a head that is not there, a state of another kind, one for fewer slots, one of more
-  /// slots than the head has behind its seal.
+  /// slots than the head has after its seal.
   void set_state(index_t head, head_state state) {
     this->expect_head("set_state", head);
     this->expect_nothing_open("set_state", head);

@@ -15,7 +15,7 @@ namespace kvmeld::inline v0 {
 
 /// Calls `f(i, worker)` once for every `i = 0 … count − 1`, in any order, or at the same time;
 /// `worker` is one of `0 … workers() − 1`, and no two calls at a time have the same one. Returns
-/// when all are done. What `f` throws comes out of the call. An executor of no workers is refused
+/// when all are done. The call throws what `f` throws. An executor of no workers is refused
 /// by every call that takes one.
 template <class E>
 concept executor = requires(const E& run, index_t count, void (*f)(index_t, index_t)) {
@@ -53,7 +53,7 @@ static_assert(executor<serial>);
 
 #ifdef _OPENMP
 /// An executor: `meld.step(heads, {q, k, v}, out, kvmeld::openmp{2})`. Of what heads throw, one
-/// comes out when all heads are done.
+/// exception is thrown again when all heads are done.
 struct openmp {
   index_t threads = 1;
 

@@ -254,7 +254,7 @@ class compressor_base : protected head_policies<P> {
               " without head ", first, "'s");
     }
   }
-  /// Has a head's prompt come, or is it at its trigger?
+  /// Does the head await the end of a prompt, or is it at its trigger?
   bool is_due(index_t h) const {
     return of(h).held.begun() || of(h).limit.reached(kv_.head(h).length() - of(h).kept.count());
   }
@@ -285,7 +285,7 @@ class compressor_base : protected head_policies<P> {
       return position >= t.first && position < t.end;
     });
   }
-  /// Has head `h` pinned tokens that are to come, or to be gathered?
+  /// Has head `h` pinned tokens that are still to be appended or gathered?
   bool awaits_pins(index_t h) const {
     const auto& spans = pins_[as_size(kv_.request_of(h))];
     return !spans.empty() && spans.back().end > of(h).gathered && pins(h);
@@ -299,7 +299,7 @@ class compressor_base : protected head_policies<P> {
       }
     }
   }
-  /// Puts the pinned tokens that have come where no policy sees them.
+  /// Moves the pinned tokens appended so far to where no policy sees them.
   void gather(const char* call, const head_selection& heads) {
     for (index_t i = 0; i < heads.count(); ++i) {
       const index_t h = heads[i], request = kv_.request_of(h);
@@ -391,7 +391,8 @@ class compressor_base : protected head_policies<P> {
     expect_prompt("compress", h, begun ? budget{slots_of(h) - of(h).kept.pinned} : of(h).limit);
   }
 
-  /// Refused: heads that are not there or come twice, rows but of `[tokens, heads, ...]`, null.
+  /// Refused: heads that are not there or are given twice, rows but of `[tokens, heads, ...]`,
+  /// null.
   void expect_rows(const char* call, const head_selection& heads, const step_input& in,
                    std::span<float> out, index_t tokens) const;
   /// A prompt's queries: of the heads chosen, no more than tokens, finite where a head checks.

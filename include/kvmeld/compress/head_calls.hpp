@@ -48,7 +48,7 @@ class head_calls : protected compressor_base<P> {
   /// A policy that throws once its plan was carried out has ended the prompt.
   void finish(index_t h, index_t slots, workspace& work);
   /// After a step: evicts where heads of a layer keep the same tokens, once all have made it, and
-  /// where a pinned token was to come.
+  /// where a pinned token was awaited.
   template <executor E>
   void evict_late(const head_selection& heads, lease& work, const E& run) {
     bool any = false;
@@ -115,7 +115,7 @@ class head_calls : protected compressor_base<P> {
       if (given.log_sum_exp) {
         taken.log_sum_exp = in.log_sum_exp.subspan(as_size(first), as_size(group));
       }
-      if (kept > 0) {  // without the sinks' share only policies that need neither come here
+      if (kept > 0) {  // without the sinks' share only policies that need neither are here
         const bool whole = given.log_sum_exp || all.spec().sink_logits.empty();
         taken = given.probabilities && whole ? observed_behind(all, kept, w, taken.log_sum_exp)
                                              : observation();

@@ -154,7 +154,7 @@ class head_policies {
   void expect_given(const char* call, index_t h, const observation_needs& given) const {
     by_policy(h, [&](const auto& p) { expect_given(call, p, given); });
   }
-  /// Refused behind a seal: a policy that needs the log-sum-exp without probabilities, which say
+  /// Refused after a seal: a policy that needs the log-sum-exp without probabilities, which say
   /// how much of it lies there; one that needs probabilities without a log-sum-exp where attention
   /// has sinks, whose share it says.
   void expect_given_sealed(const char* call, index_t h, const observation_needs& given) const {

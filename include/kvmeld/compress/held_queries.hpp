@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// What is kept of one head's queries while its prompt comes: no more than its policy will need.
+/// Queries of one head that are kept until its prompt ends: no more than its policy will need.
 #pragma once
 
 #include <algorithm>  // std::transform
@@ -14,7 +14,7 @@
 
 namespace kvmeld::inline v0 {
 
-/// Of a prompt that comes in chunks: the latest queries, which the next chunk is measured with, and
+/// Of a prompt in chunks: the latest queries, which the next chunk is measured with, and
 /// those spread over the prompt, which it is planned on. In floats, `[queries, group, dim]`.
 /// `observe_prompt` fills it, `planned_queries` reads it.
 class held_queries {

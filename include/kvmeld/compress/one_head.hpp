@@ -127,7 +127,7 @@ void observe(const P& p, const head_ref& head, head_state& state, workspace& wor
   unless_done.release();
 }
 
-/// Reference queries, from an engine that has no probabilities. A prompt may come in chunks:
+/// Reference queries, from an engine that has no probabilities. A prompt may be given in chunks:
 /// observe each chunk's own queries after its tokens were appended, with `before` set. Refused,
 /// with nothing changed: null queries, less than none, NaN or Inf where the head checks for them.
 template <policy P, class Query>
@@ -185,7 +185,7 @@ void compress(const P& p, const head_ref& head, head_state& state, workspace& wo
 /// `k [dim]`, `v [value_dim]` (in one memory none), `out [group, value_dim]`. Nothing is allocated,
 /// save by a workspace that has not been reserved for such a head; slots that stay do not move, so
 /// where one is freed the new token takes its place. False: the output is not finite (NaN or Inf
-/// came in, or were in the head); the head and its state are as they were.
+/// in the input or in the head); the head and its state are as they were.
 template <policy P>
 bool try_step(const P& p, const head_ref& head, head_state& state, workspace& work, const float* q,
               const float* k, const float* v, const budget& b, float* out) {
@@ -274,7 +274,7 @@ inline void copy(const head_ref& from, const head_state& from_state, const head_
 }
 
 /// One token's rows of every active head, in the order in which the heads are chosen. Each in
-/// float, half or bfloat16: what came from the cache's own scalar is stored as it was.
+/// float, half or bfloat16: numbers in the cache's own scalar are stored as they are.
 struct step_input {
   any_span q;  ///< [heads, group, key_dim], rotated
   any_span k;  ///< [heads, key_dim], rotated

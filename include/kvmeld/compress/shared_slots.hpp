@@ -24,9 +24,9 @@ struct shared_slots {
   index_t least;   ///< of the shared ones, that no head can do without
   index_t column;  ///< of the state that has the scores
 
-  /// `fold` has clusters beside its pins, and may do without pins; `kvmerger` has what takes no
-  /// part, heavy hitters by the highest scores, and one slot more; any other policy with a score
-  /// has what it protects, and one slot more.
+  /// `fold` has clusters in addition to its pins, and may do without pins; `kvmerger` has what
+  /// takes no part, heavy hitters by the highest scores, and one slot more; any other policy with a
+  /// score has what it protects, and one slot more.
   template <class P>
   static shared_slots of(const P& p) {
     if constexpr (requires { p.visit([](const auto&) {}); }) {
@@ -45,7 +45,7 @@ struct shared_slots {
   }
 };
 
-/// The policy as it is where heads share `slots` each on average and have `slack` beside them.
+/// The policy as it is where heads share `slots` each on average and have `slack` in addition.
 /// Refused: a policy without a score per slot, or for the same tokens (`alike`) one that does not
 /// evict by its score alone (`unsupported`); fewer slots than it can share.
 template <class P>
@@ -192,7 +192,7 @@ inline std::vector<index_t> divide_by_layer(std::vector<std::vector<float>> scor
 }
 
 /// The processes over which a model's heads are split: each has some KV heads of every layer, those
-/// of rank 0 come first. None: this one has all of them.
+/// of rank 0 first. None: this one has all of them.
 struct process_group {
   index_t rank = 0;  ///< of this process
   /// An all-gather: the messages of all processes in the order of their ranks, this one's `message`

@@ -18,10 +18,10 @@ struct workspace {
   std::vector<float> attention;    ///< [group, capacity] probabilities of the last step
   std::vector<float> log_sum_exp;  ///< [group] of the last step
   std::vector<float> combined;     ///< [capacity] the group's attention as one number per slot
-  std::vector<float> input;        ///< [group + 2, row_dim] a step's rows that came in 16 bits
-  std::vector<float> own_output;   ///< [group, row_dim] of attention behind a seal
-  slot_scratch scratch;            ///< of planning
-  merge_plan plan;                 ///< the last plan made
+  std::vector<float> input;       ///< [group + 2, row_dim] a step's rows that were given in 16 bits
+  std::vector<float> own_output;  ///< [group, row_dim] of attention after a seal
+  slot_scratch scratch;           ///< of planning
+  merge_plan plan;                ///< the last plan made
 
   void reserve(const head_ref& head) { reserve(head.group(), head.row_dim(), head.capacity()); }
   /// `dim`: of keys or values, the larger.

@@ -14,7 +14,7 @@
 namespace kvmeld::inline v0 {
 namespace merge {
 
-/// Moves all that a slot has beside its rows: log-mass, position, the state's numbers.
+/// Moves all that a slot has in addition to its rows: log-mass, position, the state's numbers.
 inline void move_metadata(const head_ref& head, head_state& state, index_t to, index_t from) {
   head.log_mass(to) = head.log_mass(from);
   head.position(to) = head.position(from);
@@ -70,7 +70,7 @@ struct row_bytes_at {
         count(row_size(x.type, dim)),
         size(static_cast<index_t>(element_bytes(x.type))) {}
 
-  /// The offset of the byte behind the last.
+  /// The offset of the byte after the last.
   std::ptrdiff_t span() const { return (count - 1) * step + size; }
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /// Rows as weighted sums of rows, in whatever storage: those that it cannot hold, and those that
-/// take in others again and again, in float beside a storage of less precision.
+/// take in others again and again, in float next to a storage of less precision.
 #pragma once
 
 #include <algorithm>  // std::min, std::equal
@@ -222,7 +222,7 @@ class float_rows {
     }
     return -1;
   }
-  /// That of the slot at `position`; else one of a slot that is gone; null: all are in use.
+  /// That of the slot at `position`; else one of a slot that was removed; null: all are in use.
   float* row_of(const kv_head auto& head, index_t position) const {
     for (index_t i = 0; i < rows_; ++i) {
       if (position_in(at(i)) == position) {

@@ -65,7 +65,7 @@ void append_only(const merge_plan& plan, const kv_head auto& head, index_t fixed
 }
 
 /// Carries out a plan of whole pages (`whole_pages`) for head `h`, and for those that share its
-/// table, by changing the table alone: kept pages move to its front, the others behind
+/// table, by changing the table alone: kept pages move to its front, the others after
 /// them, and no key or value is touched. Refused, with nothing changed: a plan that breaks a
 /// page.
 /// `state[h]`: the `head_state` of head `h`.

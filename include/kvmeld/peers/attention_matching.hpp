@@ -21,7 +21,7 @@ namespace kvmeld::inline v0 {
 ///   merge   x_r = exp(β_r) ≥ 0 of least ‖A x − t‖², A_qr = exp(scale·q·k_r − top_q),
 ///           t_q = Σ_j exp(ℓ_qj − top_q), top_q the full cache's largest logit; then values by
 ///           ridge least squares around the kept tokens' own (the paper: around 0)
-/// Prompt only. Every query sees every slot: it stands for queries to come. Holds
+/// Prompt only. Every query sees every slot: it stands for future queries. Holds
 /// `[group · queries, length]` doubles. `omp` may keep fewer slots than the budget, and does where
 /// there are fewer query rows than slots to keep.
 struct attention_matching {

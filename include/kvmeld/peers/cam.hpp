@@ -12,7 +12,7 @@
 namespace kvmeld::inline v0 {
 
 /// CaM (Zhang et al., ICML 2024, "Cache merging for memory-efficient LLMs inference"): the window
-/// of StreamingLLM, but by chance the value of a token that leaves is added to those behind it.
+/// of StreamingLLM, but by chance the value of a token that leaves is added to those after it.
 ///   score   s_j = Σ_g a_gj     attention of the present step alone
 ///   select  the first S tokens and the last B − S
 ///   match   the next `merge` kept tokens by position, fewer in a shorter window
@@ -106,13 +106,13 @@ struct cam {
     return all;
   }
 
-  /// The slots that take a value: `count`, behind position `leaves` and up to `last`.
+  /// The slots that take a value: `count`, after position `leaves` and up to `last`.
   struct recipients {
     index_t leaves, last = -1, count = 0;
 
     bool has(index_t position) const { return position > leaves && position <= last; }
   };
-  /// The next `merge` behind a position; all, if there are fewer.
+  /// The next `merge` after a position; all, if there are fewer.
   recipients recipients_behind(const kv_head auto& head, index_t position) const {
     const auto up_to = [&](index_t last) {
       index_t count = 0;
@@ -133,7 +133,7 @@ struct cam {
     return up_to(low);
   }
 
-  /// Does a token's value go to those behind it? own / mean is at most 1, and 1 where the mean is
+  /// Does a token's value go to those after it? own / mean is at most 1, and 1 where the mean is
   /// 0: chance is below 1, so need not be clamped.
   bool gives(index_t position, float own, const window& behind) const {
     return own > 0 && double{detail::unit_random(seed, position)} * behind.attention /

@@ -18,8 +18,9 @@ namespace kvmeld::inline v0 {
 ///           decode: the token that has passed the window joins the nearest of the others, by
 ///           Euclidean distance
 ///   merge   means by n = exp(β), the tokens that a slot stands for; β = ln Σ n
-/// A cluster lies at its seed. When more tokens have come since the head was last within its budget
-/// than half of that budget, they are a prompt, or a chunk of one, and all are clustered anew.
+/// A cluster lies at its seed. When more tokens were appended since the head was last within its
+/// budget than half of that budget, they are a prompt, or a chunk of one, and all are clustered
+/// anew.
 struct centroids {
   index_t sinks = 4;
   index_t window = 32;
@@ -73,7 +74,7 @@ struct centroids {
     write(head, work, out);
   }
 
-  /// Remembers how many tokens had come when the head was last within its budget.
+  /// Remembers how many tokens had been appended when the head was last within its budget.
   void after_compress(const kv_head auto& head, head_state& state, index_t) const {
     state.memory()[0] = std::bit_cast<float>(head.next_position());
   }

@@ -61,8 +61,8 @@ struct compactor {
                const query_view<float>& queries) const {
     state.memory()[0] = 1;
     const auto from_queries = state.column(received);
-    // What of a prompt came before has received what it will, but for the last of it, which was in
-    // the window or shares its chunk with new tokens.
+    // The part of a prompt before it has received what it will, but for the last of it, which was
+    // in the window or shares its chunk with new tokens.
     const auto before = std::min(std::int64_t{queries.before}, std::int64_t{chunk} + window);
     const auto reach = queries.reference(queries.count + static_cast<index_t>(before));
     const index_t open =

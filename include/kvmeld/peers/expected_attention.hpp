@@ -18,7 +18,7 @@ namespace score {
 
 /// Running mean and second moment of un-rotated queries, of each query head: a view of the flat
 /// floats in `head_state::memory`; read only when they are const. Means rather than sums, so that
-/// they stay exact enough in float however many queries come.
+/// they stay exact enough in float however many queries are counted.
 template <class Float>
 class query_moments {
   template <class M>
@@ -87,7 +87,7 @@ class query_moments {
 
 }  // namespace score
 
-/// Expected Attention (arXiv 2510.00636): what queries to come would attend to, were they Gaussian.
+/// Expected Attention (arXiv 2510.00636): what future queries would attend to, were they Gaussian.
 ///   score   ℓ_j = scale·μ'·k_j + ½ scale²·k_jᵀ Σ' k_j + β_j = ln E exp(scale·q·k_j) + β_j,
 ///           μ' = R μ, Σ' = R Σ Rᵀ: moments of all un-rotated queries so far but the sinks', R the
 ///           mean rotation over the next `future` positions; s_j = ‖v_j‖ · mean over the group of

@@ -24,7 +24,7 @@ struct random_tokens {
       option("seed", &random_tokens::seed, 0, any_seed, "of the chance"),
       option("prompt", &random_tokens::prompt,
              "do the tokens of prompts stay before all decoded ones?")};
-  /// How many tokens had come when the latest prompt ended.
+  /// How many tokens had been appended when the latest prompt ended.
   std::size_t memory(index_t, index_t, index_t) const { return prompt ? 1 : 0; }
   kvmeld::prompt_use prompt_use() const { return {.observes = prompt, .latest = 1}; }
 

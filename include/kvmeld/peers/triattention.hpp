@@ -11,7 +11,7 @@
 
 namespace kvmeld::inline v0 {
 
-/// TriAttention (arXiv 2604.04921): what queries to come attend to by distance, were all of them
+/// TriAttention (arXiv 2604.04921): what future queries attend to by distance, were all of them
 /// their mean.
 ///   score   per query head, of rotated pairs f as complex numbers, with φ_f the angle of E q_f
 ///   over

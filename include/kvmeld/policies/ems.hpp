@@ -25,7 +25,7 @@ namespace kvmeld::inline v0 {
 ///   merge   key Σ S_i k_i/‖k_i‖ at the centre's norm, value Σ S_i v_i / Σ S_i, S scores
 ///   attend  token t of an entry: ℓ_t = scale · ‖k_t‖ · q·k̂; never expanded: one dot product an
 ///           entry, Σ_t exp(ℓ_t) by `mass`
-/// With `merge_unrotated` the keys that are merged are those before RoPE, and k̂ is turned to each
+/// With `merge_unrotated` the keys that are merged are those before RoPE, and k̂ is rotated to each
 /// token's own place: a dot product a token. N_tbm is appendix A's, (γ − 1) N_imp; §4.2 has (γ − 1)
 /// N_budget.
 /// Where the table is too small, the tokens of least s that are no centres are dropped. Decode

@@ -140,8 +140,8 @@ struct fold {
   }
   /// This policy for a model whose heads share `slots` each on average, with pins by scores: every
   /// head has the sinks, the latest and as many clusters as the others, and `global_budgets` (or a
-  /// `budget_profile`) says how many pins beside these `slots_beside_pins`. `room`: slots that a
-  /// head has beside those for what comes after the prompt; from `recent` on the prompt is
+  /// `budget_profile`) says how many pins in addition to these `slots_beside_pins`. `room`: slots
+  /// that a head has in addition, for tokens after the prompt; from `recent` on the prompt is
   /// compressed with `room_recent` and `room_share`. Refused: fewer slots than the protected tokens
   /// and two more, a room below 0.
   fold sharing(index_t slots, index_t room = 0) const {
@@ -176,8 +176,8 @@ struct fold {
   }
   index_t eviction_batch(index_t slots) const { return decode.freed(slots) - 1; }
   static constexpr observation_needs needs() { return {.query = true}; }
-  /// Pins by scores are measured on all of a prompt; what is merged, on queries of the positions to
-  /// come.
+  /// Pins by scores are measured on all of a prompt; what is merged, on queries of future
+  /// positions.
   kvmeld::prompt_use prompt_use() const {
     return {.observes = pins == pin_rule::scores,
             .plans = prompt_use::planned::lookahead,
@@ -260,7 +260,7 @@ struct fold {
                                    : pinned().decode_by_leverage(slots, target);
     const index_t most = pins_of.others;
     if (by_scores) {
-      // The prompt keeps the best of its own by score; what was decoded, behind it or from an empty
+      // The prompt keeps the best of its own by score; what was decoded, after it or from an empty
       // cache, has the rest by leverage.
       pin_scored(head, state, pins_of.latest, pins_of.scored, work);
       work.row_of.assign(work.marks.begin(), work.marks.end());

@@ -86,7 +86,7 @@ struct keepkv {
     return {.sinks = sinks, .recent = share_of(recent, target)};
   }
   index_t min_budget() const { return search::least_target(sinks + 1, recent, sinks); }
-  /// Merges come first where a plan is given queries, as after a prompt.
+  /// Merges take precedence where a plan is given queries, as after a prompt.
   kvmeld::prompt_use prompt_use() const {
     return {true, window - 1, window, prompt_use::planned::latest, 1};
   }
@@ -207,7 +207,7 @@ struct keepkv {
   auto is_protected(const kv_head auto& head, index_t target) const {
     return protected_slots(head, sinks, share_of(recent, target));
   }
-  /// An estimate that is no number weighs nothing beside others.
+  /// An estimate that is no number weighs nothing next to others.
   static double finite(double x) { return std::isfinite(x) ? x : -1e30; }
   double estimate(const head_state& state, index_t s) const {
     if (variant == mode::paper) {

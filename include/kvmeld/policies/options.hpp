@@ -46,7 +46,7 @@ concept chosen_at_run_time = requires {
   P::every();
 };
 
-/// A number as it is written: shortest, a point whatever the locale.
+/// The shortest text of a number, with a decimal point in every locale.
 template <class T>
 std::string number_text(T x) {
   if constexpr (std::is_enum_v<T> || std::is_same_v<T, bool>) {
@@ -138,8 +138,8 @@ void expect_in_range(const P& p, const Option& option, double x) {
   }
 }
 
-/// A decimal number that is all of `text`, with a point whatever the locale; none: it is no finite
-/// one. (libc++ has `std::from_chars` for double from 20 on.)
+/// The decimal number that `text` is, with a decimal point in every locale; none: it is no finite
+/// number. (libc++ has `std::from_chars` for double from 20 on.)
 inline std::optional<double> parse_number(std::string_view text) {
   if (text.empty() || text.front() == '+' ||
       text.find_first_not_of("0123456789.eE+-") != std::string_view::npos) {

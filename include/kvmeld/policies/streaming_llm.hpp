@@ -45,8 +45,8 @@ struct streaming_llm {
     return head.position(slot);
   }
 
-  /// `cache_index` remembers the sinks' keys as they came, so that rounding never accumulates: per
-  /// sink where it was, where it is, and its key `[dim]`.
+  /// `cache_index` remembers the sinks' keys as they were appended, so that rounding never
+  /// accumulates: per sink where it was, where it is, and its key `[dim]`.
   std::size_t memory(index_t dim, index_t, index_t) const {
     return positions == position_mode::original ? 0 : as_size(sinks) * (as_size(dim) + header);
   }

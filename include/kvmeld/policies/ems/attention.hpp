@@ -19,7 +19,7 @@ namespace kvmeld::inline v0 {
 namespace detail {
 
 /// The logits of an entry's tokens for one query. Token `t` has ℓ_t = cap(scale · ‖k_t‖ · q·k̂), k̂
-/// the direction of the entry's key; where it `rotates`, of the key turned to the token's place,
+/// the direction of the entry's key; where it `rotates`, of the key rotated to the token's place,
 /// one dot product for each. Not for several threads.
 template <kv_head Head, class State>
 class ems_logits {

@@ -115,7 +115,7 @@ void merge_entries(index_t dim, Key key, Norm key_norm, Weight weight,
 }
 
 /// The entries that `work.row_of` describes as a plan's rows. With `unrotated [length, dim]` a
-/// row's key is made of those and turned to its centre's place: its weight is the centre's alone,
+/// row's key is made of those and rotated to its centre's place: its weight is the centre's alone,
 /// the rest a correction. `corrections [rows, dim]`: memory for these.
 template <kv_head Head, class State, class Norm, class Weight>
 void write_entries(const Head& head, const ems_table<State>& tokens, Norm key_norm, Weight weight,

@@ -78,14 +78,14 @@ class ems_table {
     }
   }
 
-  /// Counts the norms of tokens that came since the last call.
+  /// Counts the norms of tokens appended since the last call.
   void measure(const kv_head auto& head) const {
     for (index_t s = 0; s < head.length(); ++s) {
       at(norm, s) = norm_of(head, s);
     }
   }
 
-  /// Takes the token behind `token` out of the table.
+  /// Takes the token after `token` out of the table.
   void remove_after(index_t token) const {
     const index_t taken = after(token);
     const float link = at(next, token);
@@ -100,7 +100,7 @@ class ems_table {
     }
   }
 
-  /// The tokens of entry `s` go behind those of entry `into`; its centre too, or, unless
+  /// The tokens of entry `s` go after those of entry `into`; its centre too, or, unless
   /// `with_centre`, nowhere.
   void join(const kv_head auto& head, index_t into, index_t s, bool with_centre) const {
     index_t last = into;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// fold while decoding: the cheapest pairs of slots, on queries moved to the positions to come.
+/// fold while decoding: the cheapest pairs of slots, on queries shifted to future positions.
 #pragma once
 
 #include <algorithm>  // std::ranges::fill
@@ -48,7 +48,7 @@ struct fold_decode {
     };
 
     // Removed are the slots cheapest to merge into one of no less mass. In descending order of
-    // mass, these come before it, or beside it where masses are equal.
+    // mass, these are before it, or next to it where masses are equal.
     auto& order = work.order;
     order.clear();
     for (index_t s = 0; s < n; ++s) {
@@ -105,7 +105,7 @@ struct fold_decode {
   /// A logit that is no finite number is that of a slot without mass.
   static float of_number(float logit) { return logit < infinity ? logit : -infinity; }
 
-  /// The remembered queries at the positions to come, `[group · count, dim]`.
+  /// The remembered queries at future positions, `[group · count, dim]`.
   template <class Memory>
   void foresee(const kv_head auto& head, const Memory& memory,
                Eigen::Map<dense::matrix>& foreseen) const {
@@ -161,9 +161,9 @@ struct fold_decode {
     const Eigen::Map<dense::vector>& log_sum_exp;
   };
 
-  /// Rows at the tangent: members weighted by their mass, log-mass fitted on the same queries. A
-  /// prompt's pin that is merged brings its gain as mass. Without it a row's share of attention
-  /// would fall at that step, and the ridge has fitted all other rows' values to that share.
+  /// Rows at the tangent: members weighted by their mass, log-mass fitted on the same queries. The
+  /// mass of a prompt's pin includes its gain: the ridge has fitted the values of all other rows to
+  /// the share of attention that the gain gives, which would fall at this step without it.
   /// `removed` is sorted by the slots that they go into; `key`, `logit`: scratch.
   template <class MassOf>
   static void write(const kv_head auto& head, std::span<index_t> removed, const reference& on,

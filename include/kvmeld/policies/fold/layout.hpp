@@ -32,7 +32,7 @@ struct fold_pins {
     return most(0,
                 static_cast<index_t>(share * static_cast<float>(slots - sinks - recent_of(slots))));
   }
-  /// By scores: those of a prompt beside sinks and the latest.
+  /// By scores: those of a prompt in addition to sinks and the latest.
   KVMELD_HD index_t scored(index_t slots) const {
     const index_t free = most(0, slots - sinks - prompt_recent);
     const index_t merged = clusters > 0 ? clusters : share_of(1 - score_share, free);

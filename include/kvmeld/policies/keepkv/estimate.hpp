@@ -74,7 +74,7 @@ void each_log_score(const kv_head auto& head, const observation& observed, Take 
 
 /// The same for reference queries, each over the slots at or before its position: `take(i, first,
 /// S, count)` for query `i` and a block of slots that all see, `take(i, s, S)` for one of another
-/// block. The queries of a block come in their order.
+/// block. The queries of a block are in their order.
 template <class Array = dense::array, class Take>
 void each_log_score(const kv_head auto& head, const query_view<float>& q, Take take) {
   const index_t group = head.group();
@@ -172,7 +172,7 @@ struct moving_average {
 };
 
 /// Each slot's S takes in one more query, slot by slot or a block at a time: by the moving average
-/// where there are weights, else as it comes.
+/// where there are weights, else as it is.
 struct estimates {
   std::span<float> score, weight;
   moving_average average = {};
