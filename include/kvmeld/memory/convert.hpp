@@ -407,7 +407,8 @@ inline storage read_as(storage type, bool even) {
 /// Calls `use` with the first `count` rows of a head's keys or values: a `held_tile` of the storage
 /// that they are read as, or for floats what `load` gives.
 template <class Load, class Use>
-void use_rows(storage read, const head_rows& l, index_t count, index_t dim, Load load, Use use) {
+EIGEN_ALWAYS_INLINE void use_rows(storage read, const head_rows& l, index_t count, index_t dim,
+                                  Load load, Use use) {
   const auto held = [&]<class Scalar>(Scalar) {
     if constexpr (widens<Scalar>) {
       use(held_tile<Scalar>(l, count, dim));

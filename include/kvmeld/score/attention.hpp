@@ -96,6 +96,8 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
 
   for (index_t g0 = 0; g0 < group; g0 += together) {
     const index_t heads = std::min(together, group - g0);
+    // Rows where they lie are read once for so many queries; others, or for more, stay near.
+    const auto at_once = [&](bool lie) { return lie && (heads <= 2 || heads == 4) ? rows : near; };
     const float* const queries = q + std::ptrdiff_t{g0} * dim;
     if (key_codes) {
       rounded.assign(queries, heads, dim);
@@ -114,7 +116,7 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
         score::qk_codes(rounded, keys, mass[0], score::tile_slots);
       }
       for (index_t i = 0, some = 0; !key_codes && i < count; i += some) {
-        some = in_page(keys_lie, first + i, std::min(near, count - i));
+        some = in_page(keys_lie, first + i, std::min(at_once(keys_lie), count - i));
         const std::ptrdiff_t next =
             follows(keys_lie, first + i, some, [&](index_t s) { return head.keys_from(s).data; });
         detail::use_rows(
@@ -155,7 +157,7 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
         score::pv_codes(mass[0], score::tile_slots, heads, values, of_v, outputs);
       }
       for (index_t i = 0, some = 0; !value_codes && i < count; i += some) {
-        some = in_page(values_lie, first + i, std::min(near, count - i));
+        some = in_page(values_lie, first + i, std::min(at_once(values_lie), count - i));
         const std::ptrdiff_t next = follows(values_lie, first + i, some,
                                             [&](index_t s) { return head.values_from(s).data; });
         detail::use_rows(

@@ -30,7 +30,7 @@ struct softmax {
   /// Adds a row of logits and replaces each by `exp(logit − max)` of the new `max`. Returns the
   /// factor that makes earlier results, relative to the old `max`, relative to the new one.
   template <class Row>
-  Scalar take(Row&& logits) {
+  EIGEN_ALWAYS_INLINE Scalar take(Row&& logits) {
     const Scalar largest = std::max(logits.maxCoeff(), max);
     if (largest == nothing) {
       logits.setZero();

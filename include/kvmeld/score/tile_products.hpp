@@ -87,8 +87,8 @@ EIGEN_ALWAYS_INLINE void dot_block(const float* q, std::ptrdiff_t query, const S
 }
 
 template <index_t Q, class Tile>
-void dot_rows(const float* q, std::ptrdiff_t query, const Tile& keys, float* dots,
-              std::ptrdiff_t next, std::ptrdiff_t follows) {
+KVMELD_NOINLINE void dot_rows(const float* q, std::ptrdiff_t query, const Tile& keys, float* dots,
+                              std::ptrdiff_t next, std::ptrdiff_t follows) {
   constexpr index_t rows_at_once = sums_at_once / Q > 8 ? 8 : sums_at_once / Q;
   const auto rows = static_cast<index_t>(keys.rows()), dim = static_cast<index_t>(keys.cols());
   const std::ptrdiff_t row = bytes_apart(keys);
@@ -108,8 +108,8 @@ void dot_rows(const float* q, std::ptrdiff_t query, const Tile& keys, float* dot
 
 /// `dots [queries, next] = q [queries, dim] · keysᵀ`, the first `keys.rows()` of each row.
 template <class Tile = detail::tile>
-KVMELD_NOINLINE void qk_tile(const float* q, index_t queries, const Tile& keys, float* dots,
-                             std::ptrdiff_t next, std::ptrdiff_t follows = 0) {
+EIGEN_ALWAYS_INLINE void qk_tile(const float* q, index_t queries, const Tile& keys, float* dots,
+                                 std::ptrdiff_t next, std::ptrdiff_t follows = 0) {
   const std::ptrdiff_t dim = keys.cols();
   index_t g = 0;
   for (; g + 4 <= queries; g += 4) {
@@ -199,8 +199,8 @@ void sum_rows(const float* p, std::ptrdiff_t next, const Tile& values, float* ou
 
 /// `out [queries, dim] += p [queries, next] · values`, of the first `values.rows()` of each row.
 template <class Tile = detail::tile>
-void pv_tile(const float* p, std::ptrdiff_t next, index_t queries, const Tile& values, float* out,
-             std::ptrdiff_t follows = 0) {
+EIGEN_ALWAYS_INLINE void pv_tile(const float* p, std::ptrdiff_t next, index_t queries,
+                                 const Tile& values, float* out, std::ptrdiff_t follows = 0) {
   const std::ptrdiff_t dim = values.cols();
   index_t g = 0;
   for (; g + 4 <= queries; g += 4) {
