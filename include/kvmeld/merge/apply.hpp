@@ -2,9 +2,8 @@
 /// Carrying out a plan: moves keys, values, log-mass, positions and the state's columns together.
 #pragma once
 
-#include <algorithm>    // std::min
-#include <cstdint>      // std::uintptr_t
-#include <type_traits>  // std::remove_const_t
+#include <algorithm>  // std::any_of
+#include <cstdint>    // std::uintptr_t
 
 #include "kvmeld/memory/convert.hpp"
 #include "kvmeld/memory/head_state.hpp"
@@ -58,37 +57,23 @@ inline void merge_into_anchor(const head_ref& head, head_state& state,
   }
 }
 
-/// Where the elements of a row lie: `count` of `size` bytes, `step` bytes apart.
-struct row_bytes_at {
-  std::uintptr_t begin;
-  std::ptrdiff_t step;
-  index_t count, size;
-
-  row_bytes_at(const row<any_scalar>& x, index_t dim)
-      : begin(reinterpret_cast<std::uintptr_t>(x.data)),
-        step(x.step),
-        count(row_size(x.type, dim)),
-        size(static_cast<index_t>(element_bytes(x.type))) {}
-
-  /// The offset of the byte after the last.
-  std::ptrdiff_t span() const { return (count - 1) * step + size; }
-};
-
-/// Have the rows a byte in common? Mostly known by their ends; where they interleave, element by
-/// element.
-inline bool overlap(const row_bytes_at& a, const row_bytes_at& b) {
-  const auto from_b = [&](std::uintptr_t at) { return static_cast<std::ptrdiff_t>(at - b.begin); };
-  const std::ptrdiff_t apart = from_b(a.begin);
-  if (apart >= b.span() || -apart >= a.span()) {
-    return false;
-  }
-  for (index_t i = 0; i < a.count; ++i) {
-    const std::ptrdiff_t first = apart + i * a.step, last = first + a.size - 1;
-    const std::ptrdiff_t at_most =
-        last < 0 ? -1 : last / std::max<std::ptrdiff_t>(b.step, 1);  // of b's elements
-    if (at_most >= 0 && std::min<std::ptrdiff_t>(at_most, b.count - 1) * b.step + b.size > first) {
+/// Have two rows a byte in common? Mostly known by their ends; they may interleave.
+inline bool overlap(const row<any_scalar>& a, index_t dim_a, const row<any_scalar>& b,
+                    index_t dim_b) {
+  const auto begin = [](const row<any_scalar>& x, index_t i) {
+    return reinterpret_cast<std::uintptr_t>(x.data) + as_size(i) * as_size(x.step);
+  };
+  const auto end = [&](const row<any_scalar>& x, index_t i) {
+    return begin(x, i) + element_bytes(x.type);
+  };
+  const index_t in_a = row_size(a.type, dim_a), in_b = row_size(b.type, dim_b);
+  const bool apart = end(a, in_a - 1) <= begin(b, 0) || end(b, in_b - 1) <= begin(a, 0);
+  for (index_t i = 0, k = 0; !apart && i < in_a && k < in_b;) {
+    const bool before = end(a, i) <= begin(b, k);
+    if (!before && end(b, k) > begin(a, i)) {
       return true;
     }
+    before ? ++i : ++k;
   }
   return false;
 }
@@ -108,7 +93,7 @@ inline void expect_mergeable(const head_ref& head, std::span<const merge_source>
             "apply: expected no correction of keys and values in one memory, got one of slot ", s);
     return;
   }
-  expects(!overlap({head.key(s), head.dim()}, {head.value(s), head.value_dim()}),
+  expects(!overlap(head.key(s), head.dim(), head.value(s), head.value_dim()),
           "apply: expected keys and values in memory of their own where slots are merged, got "
           "overlapping rows of slot ",
           s);
@@ -129,21 +114,19 @@ inline void expect_applies(const merge_plan& plan, const head_ref& head, const h
           ", got those of ", rotated ? "un-rotated" : "rotated", " ones");
   check(plan);
   state.expect_capacity(head.length());
-  for (index_t r = 0; r < plan.rows(); ++r) {
-    if (plan.changes_row(r)) {
-      expect_mergeable(head, plan.row(r),
-                       !plan.key_correction(r).empty() || !plan.value_correction(r).empty());
-    }
-  }
+  plan.each_changed_row([&](index_t r) {
+    expect_mergeable(head, plan.row(r),
+                     !plan.key_correction(r).empty() || !plan.value_correction(r).empty());
+  });
 }
 
 /// Carries out a plan that `expect_applies` accepts.
 inline void carry_out(const merge_plan& plan, const head_ref& head, head_state& state) {
   state.extend(head.length());
+  plan.each_changed_row([&](index_t r) {
+    merge_into_anchor(head, state, plan.row(r), plan.key_correction(r), plan.value_correction(r));
+  });
   for (index_t r = 0; r < plan.rows(); ++r) {
-    if (plan.changes_row(r)) {
-      merge_into_anchor(head, state, plan.row(r), plan.key_correction(r), plan.value_correction(r));
-    }
     head.log_mass(plan.anchor(r)) = plan.log_mass(r);
   }
   const auto stays = [&](index_t r) { return plan.anchor(r) < plan.rows(); };

@@ -167,9 +167,9 @@ struct attention_loss {
   }
 };
 
-/// Adam (Kingma and Ba 2015; steps are relative to the mean norms of keys
-/// and values, log-mass in nats) with a step that falls to 0; the slots of the least loss on the
-/// way are kept, so that nothing gets worse. `pinned [slots]`: not 0: unchanged.
+/// Adam (Kingma and Ba 2015; steps are relative to the mean norms of keys and values, log-mass in
+/// nats) with a step that falls to 0; the slots of the least loss on the way are kept, so that
+/// nothing gets worse. `pinned [slots]`: not 0: unchanged.
 template <std::same_as<fitted_slots> Slots>
 void refine(const attention_loss& loss, std::span<const char> pinned, index_t steps, float rate,
             Slots& x) {

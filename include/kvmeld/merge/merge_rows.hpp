@@ -106,30 +106,20 @@ inline bool fits(const head_ref& head, std::span<const merge_source> sources,
 }
 
 /// Leaves out of a plan what would not be finite in the storage of `head`: a row's corrections,
-/// then all its sources but the anchor, which are evicted. Rows of weights or corrections that are
-/// not finite themselves are left for `check` to refuse.
+/// then all its sources but the anchor, which are evicted. What breaks a law is left for `check`.
 inline void keep_in_range(const head_ref& head, merge_plan& plan) {
-  const auto finite = [](std::span<const float> delta) {
-    return std::all_of(delta.begin(), delta.end(), [](float x) { return std::isfinite(x); });
-  };
-  for (index_t r = 0; r < plan.rows(); ++r) {
-    if (!plan.changes_row(r)) {
-      continue;
-    }
-    const auto sources = plan.row(r);
-    const auto delta_k = plan.key_correction(r), delta_v = plan.value_correction(r);
-    const bool ordinary = std::all_of(sources.begin(), sources.end(), [](const merge_source& e) {
-      return std::isfinite(e.key_weight) && std::isfinite(e.value_weight);
-    });
-    if (!ordinary || !finite(delta_k) || !finite(delta_v) ||
-        fits(head, sources, delta_k, delta_v)) {
-      continue;
-    }
-    plan.clear_corrections(r);
-    if (!fits(head, sources, {}, {})) {
-      plan.evict_others(r, head.log_mass(sources.front().source));
-    }
+  if (!plan.lawful()) {
+    return;
   }
+  plan.each_changed_row([&](index_t r) {
+    const auto sources = plan.row(r);
+    if (!fits(head, sources, plan.key_correction(r), plan.value_correction(r))) {
+      plan.clear_corrections(r);
+      if (!fits(head, sources, {}, {})) {
+        plan.evict_others(r, head.log_mass(sources.front().source));
+      }
+    }
+  });
 }
 
 /// Is the stored row the rounding of `x [dim]`?
@@ -165,8 +155,8 @@ class float_rows {
   float_rows(std::span<float> memory, index_t rows, const head_ref& head)
       : memory_(memory.data()), rows_(rows), dim_(head.dim()), value_dim_(head.own_value_dim()) {}
 
-  /// Before a plan's row is applied: its key and value in float. `sources`: the
-  /// anchor, then the others. A slot that has no row here begins with its stored one.
+  /// Before a plan's row is applied: its key and value in float. A slot without a row here begins
+  /// with its stored one.
   void merge(const kv_head auto& head, std::span<const merge_source> sources) const {
     const index_t anchor = sources.front().source;
     float* const own = row_of(head, head.position(anchor));

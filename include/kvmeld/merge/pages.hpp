@@ -29,9 +29,7 @@ void append_only(const merge_plan& plan, const kv_head auto& head, index_t fixed
           " slots, got ", plan.length());
   check(plan);
   out.reset(plan.length());
-  for (index_t s = 0; s < fixed; ++s) {
-    out.keep(s, head.log_mass(s));
-  }
+  out.keep(0, {head.metadata().log_mass, as_size(fixed)});
   std::vector<float> keys(as_size(fixed, plan.key_dim())), values(as_size(fixed, plan.value_dim()));
   const auto correct = [&](std::span<const float> of_key, std::span<const float> of_value) {
     keys.insert(keys.end(), of_key.begin(), of_key.end());
@@ -65,10 +63,9 @@ void append_only(const merge_plan& plan, const kv_head auto& head, index_t fixed
 }
 
 /// Carries out a plan of whole pages (`whole_pages`) for head `h`, and for those that share its
-/// table, by changing the table alone: kept pages move to its front, the others after
-/// them, and no key or value is touched. Refused, with nothing changed: a plan that breaks a
-/// page.
-/// `state[h]`: the `head_state` of head `h`.
+/// table, by changing the table alone: kept pages move to its front, the others after them, and no
+/// key or value is touched. `state[h]`: the `head_state` of head `h`. Refused, with nothing
+/// changed: a plan that breaks a page.
 template <class State>
 void keep_pages(paged_cache& kv, index_t h, const merge_plan& plan, State& state) {
   const page_table table = kv.table(h);
@@ -135,9 +132,8 @@ void whole_pages(const merge_plan& plan, const kv_head auto& head, index_t slots
   std::ranges::sort(order);
   out.reset(plan.length());
   for (const index_t p : order) {
-    for (index_t s = p * slots; s < std::min((p + 1) * slots, plan.length()); ++s) {
-      out.keep(s, head.log_mass(s));
-    }
+    const index_t first = p * slots, count = std::min(slots, plan.length() - first);
+    out.keep(first, {head.metadata().log_mass + first, as_size(count)});
   }
 }
 

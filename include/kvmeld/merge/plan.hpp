@@ -2,13 +2,12 @@
 /// The waist: every policy makes a `merge_plan`; everything after it uses one and knows no policy.
 #pragma once
 
-#include <algorithm>  // std::max
+#include <algorithm>  // std::max, std::ranges::all_of
 #include <cmath>      // std::isfinite
 #include <cstddef>    // std::size_t
-#include <limits>     // std::numeric_limits
 #include <optional>
 #include <span>
-#include <utility>  // std::pair
+#include <utility>  // std::exchange, std::pair
 #include <vector>
 
 #include "kvmeld/memory/view.hpp"
@@ -41,9 +40,18 @@ class merge_plan {
 
   /// Does row `r` change its anchor's key or value?
   bool changes_row(index_t r) const {
-    const merge_source& anchor = row(r).front();
-    return row(r).size() > 1 || anchor.key_weight != 1.0F || anchor.value_weight != 1.0F ||
-           !key_correction(r).empty() || !value_correction(r).empty();
+    return !is_one_slot(row(r)) || !key_correction(r).empty() || !value_correction(r).empty();
+  }
+  /// Calls `use(r)` for each row that does, ascending; the others are not visited.
+  template <class Use>
+  void each_changed_row(Use use) const {
+    const bool all = keys_.dim + values_.dim > 0;
+    const index_t count = all ? rows() : static_cast<index_t>(merged_.size());
+    for (index_t i = 0; i < count; ++i) {
+      if (const index_t r = all ? i : merged_[as_size(i)]; changes_row(r)) {
+        use(r);
+      }
+    }
   }
 
   /// Row `r` of `Δ_k [key_dim]` and of `Δ_v [value_dim]`, or empty: nothing is added.
@@ -60,33 +68,34 @@ class merge_plan {
   void reserve(index_t capacity) {
     const auto n = as_size(capacity);
     sources_.reserve(n), begin_.reserve(n + 1), log_mass_.reserve(n);
-    is_source_.reserve(n);
+    is_source_.reserve(n), merged_.reserve(n);
   }
 
   /// Starts anew, for a head of `length` slots.
   void reset(index_t length) {
     length_ = length;
-    sources_.clear(), log_mass_.clear();
+    sources_.clear(), log_mass_.clear(), merged_.clear();
     clear_corrections();
     measured_.reset();
     begin_.assign(1, 0);
     is_source_.assign(as_size(std::max(length, index_t{0})), 0);
-    first_repeat_ = no_repeat;
+    lawful_ = true, last_anchor_ = -1;
   }
 
   /// Adds a source to the row being made; the first one is the anchor.
   void add(merge_source e) {
-    if (e.source >= 0 && e.source < length_) {
-      char& added_before = is_source_[as_size(e.source)];
-      if (added_before != 0 && first_repeat_ == no_repeat) {
-        first_repeat_ = sources_.size();
-      }
-      added_before = 1;
-    }
+    lawful_ =
+        lawful_ && std::isfinite(e.key_weight) && std::isfinite(e.value_weight) && take(e.source);
     sources_.push_back(e);
   }
   /// Ends the row being made.
   void end_row(float log_mass) {
+    const auto made = std::span<const merge_source>(sources_).subspan(begin_.back());
+    lawful_ = lawful_ && std::isfinite(log_mass) && !made.empty() && made[0].source > last_anchor_;
+    if (!is_one_slot(made)) {
+      merged_.push_back(rows());
+    }
+    last_anchor_ = made.empty() ? last_anchor_ : made[0].source;
     begin_.push_back(sources_.size());
     log_mass_.push_back(log_mass);
   }
@@ -94,6 +103,21 @@ class merge_plan {
   void keep(index_t s, float log_mass) {
     add({s});
     end_row(log_mass);
+  }
+  /// Rows of the slots from `first` on, one for each of `log_mass`, unchanged. Refused: a row that
+  /// was not ended.
+  void keep(index_t first, std::span<const float> log_mass) {
+    const std::size_t before = sources_.size(), ended = begin_.size();
+    expects(begin_.back() == before, "merge_plan: expected end_row first, got a row being made");
+    lawful_ = lawful_ && first > last_anchor_;
+    sources_.resize(before + log_mass.size()), begin_.resize(ended + log_mass.size());
+    for (std::size_t i = 0; i < log_mass.size(); ++i) {
+      last_anchor_ = first + static_cast<index_t>(i);
+      lawful_ = lawful_ && std::isfinite(log_mass[i]) && take(last_anchor_);
+      sources_[before + i].source = last_anchor_;
+      begin_[ended + i] = before + i + 1;
+    }
+    log_mass_.insert(log_mass_.end(), log_mass.begin(), log_mass.end());
   }
 
   /// `Δ_v [rows, dim]`, added to the values of the finished rows.
@@ -109,7 +133,7 @@ class merge_plan {
   /// model's.
   void clear_corrections() {
     for (correction* delta : {&keys_, &values_}) {
-      delta->all.clear(), delta->dim = 0;
+      delta->all.clear(), delta->dim = 0, delta->finite = true;
     }
     for_rotated_values_.reset();
   }
@@ -142,6 +166,8 @@ class merge_plan {
   std::optional<float> measured() const { return measured_; }
   void set_measured(std::optional<float> measured) { measured_ = measured; }
 
+  /// Is it known that no law is broken? Else `check` finds out which, if any.
+  bool lawful() const { return lawful_ && keys_.lawful(rows()) && values_.lawful(rows()); }
   friend void check(const merge_plan& plan);
 
  private:
@@ -149,17 +175,28 @@ class merge_plan {
   struct correction {
     std::vector<float> all;  // [rows, dim] or empty
     std::size_t dim = 0;
+    bool finite = true;
 
+    bool lawful(index_t rows) const { return finite && all.size() == as_size(rows) * dim; }
     std::span<const float> row(index_t r) const {
       return std::span(all).subspan(as_size(r) * dim, dim);
     }
   };
+
+  static bool is_one_slot(std::span<const merge_source> row) {
+    return row.size() == 1 && row.front() == merge_source{row.front().source};
+  }
+  /// Is slot `s` in the head, and no source yet? Now it is.
+  bool take(index_t s) {
+    return s >= 0 && s < length_ && std::exchange(is_source_[as_size(s)], 1) == 0;
+  }
 
   void correct(correction& to, const char* what, std::span<const float> delta, index_t dim) {
     expects(dim > 0 && delta.size() == log_mass_.size() * as_size(dim), "merge_plan: expected a ",
             what, " correction [", rows(), ", ", dim, "], got ", delta.size(), " numbers");
     to.dim = delta.empty() ? 0 : as_size(dim);
     to.all.assign(delta.begin(), delta.end());
+    to.finite = std::ranges::all_of(delta, [](float x) { return std::isfinite(x); });
   }
 
   index_t length_ = 0;
@@ -169,21 +206,19 @@ class merge_plan {
   correction keys_, values_;
   std::optional<float> measured_;
   std::optional<bool> for_rotated_values_;
-  // Repeats are found as sources are added, so that `check` needs no scratch and only reads.
-  static constexpr auto no_repeat = std::numeric_limits<std::size_t>::max();
-  std::vector<char> is_source_;           // [length]
-  std::size_t first_repeat_ = no_repeat;  // into sources_
+  std::vector<index_t> merged_;  // rows that are not one slot, unchanged
+  // Faults are noted as they are added, so that `check` walks a plan only where there may be one.
+  bool lawful_ = true;
+  index_t last_anchor_ = -1;
+  std::vector<char> is_source_;  // [length]
 };
 
-/// Throws unless the plan obeys its laws. O(length); it only reads, so that threads may share a
-/// plan.
+/// Throws unless the plan obeys its laws. It only reads, so that threads may share a plan.
 inline void check(const merge_plan& plan) {
   expects(plan.length() >= 0, "merge_plan: expected at least 0 slots, got ", plan.length());
-  const merge_source* const repeat = plan.first_repeat_ == merge_plan::no_repeat
-                                         ? nullptr
-                                         : plan.sources_.data() + plan.first_repeat_;
+  std::vector<char> is_source(plan.lawful() ? 0 : as_size(plan.length()));
   index_t before = -1;
-  for (index_t r = 0; r < plan.rows(); ++r) {
+  for (index_t r = 0; !plan.lawful() && r < plan.rows(); ++r) {
     const auto sources = plan.row(r);
     expects(!sources.empty(), "merge_plan: expected at least 1 source in row ", r, ", got 0");
     const index_t anchor = sources.front().source;
@@ -193,8 +228,8 @@ inline void check(const merge_plan& plan) {
     for (const merge_source& e : sources) {
       expects(e.source >= 0 && e.source < plan.length(), "merge_plan: expected sources 0 to ",
               plan.length() - 1, ", got ", e.source, " in row ", r);
-      expects(&e != repeat, "merge_plan: expected each source once, got ", e.source,
-              " again in row ", r);
+      expects(std::exchange(is_source[as_size(e.source)], 1) == 0,
+              "merge_plan: expected each source once, got ", e.source, " again in row ", r);
       expects(errc::not_finite, std::isfinite(e.key_weight) && std::isfinite(e.value_weight),
               "merge_plan: expected finite weights, got ", e.key_weight, " and ", e.value_weight,
               " for source ", e.source, " of row ", r);
@@ -209,7 +244,7 @@ inline void check(const merge_plan& plan) {
     expects(delta.empty() || delta.size() == as_size(plan.rows(), dim),
             "merge_plan: expected a correction [", plan.rows(), ", ", dim, "], got ", delta.size(),
             " numbers");
-    for (const float x : delta) {
+    for (const float x : plan.lawful() ? std::span<const float>() : delta) {
       expects(errc::not_finite, std::isfinite(x), "merge_plan: expected a finite correction, got ",
               x);
     }
@@ -219,9 +254,7 @@ inline void check(const merge_plan& plan) {
 /// Makes `out` the plan that changes nothing.
 void keep_all(const kv_head auto& head, merge_plan& out) {
   out.reset(head.length());
-  for (index_t s = 0; s < head.length(); ++s) {
-    out.keep(s, head.log_mass(s));
-  }
+  out.keep(0, {head.metadata().log_mass, as_size(head.length())});
 }
 merge_plan identity(const kv_head auto& head) {
   merge_plan plan;

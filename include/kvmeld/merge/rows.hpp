@@ -3,6 +3,7 @@
 #pragma once
 
 #include <span>
+#include <utility>  // std::exchange
 
 #include "kvmeld/merge/plan.hpp"
 #include "kvmeld/search/select.hpp"
@@ -23,52 +24,49 @@ namespace merge {
 
 /// The plan of an eviction: the marked slots as they are, without the others.
 void keep_marked(const kv_head auto& head, const slot_scratch& work, merge_plan& out) {
-  out.reset(head.length());
-  for (index_t s = 0; s < head.length(); ++s) {
-    if (work.marks[s] != 0) {
-      out.keep(s, head.log_mass(s));
+  const index_t n = head.length();
+  out.reset(n);
+  for (index_t first = 0, end = 0; first < n; first = end + 1) {
+    for (end = first; end < n && work.marks[end] != 0; ++end) {
     }
+    out.keep(first, {head.metadata().log_mass + first, as_size(end - first)});
   }
 }
 
-/// The slots that stay in a row, into `work.order`: by anchor (`work.row_of`; an anchor's is
-/// itself), the anchor first, then the others ascending.
-inline void sort_rows(slot_scratch& work) {
+/// Calls `row(members)` for every row that `work.row_of` (slot ↦ anchor of its row, an anchor's
+/// itself; −1: evicted) describes, by ascending anchor; `members` are the anchor, then the others
+/// ascending. They lie in `work.order`. O(length).
+template <class Row>
+void for_each_row(slot_scratch& work, Row row) {
   const auto& into = work.row_of;
   const auto n = static_cast<index_t>(into.size());
   auto &order = work.order, &place = work.places;
   place.assign(into.size(), 0);  // of an anchor: its members, then where its next one belongs
+  order.resize(into.size());
   for (const index_t anchor : into) {
     if (anchor >= 0) {
       ++place[anchor];
     }
   }
-  order.clear();
-  for (index_t anchor = 0; anchor < n; ++anchor) {
-    const auto members = as_size(place[anchor]), first = order.size();
-    order.resize(first + members, anchor);
-    place[anchor] = static_cast<index_t>(first) + 1;
+  index_t begin = 0;
+  for (index_t s = 0; s < n; ++s) {
+    if (into[s] == s) {
+      order[begin] = s;
+      begin += std::exchange(place[s], begin + 1);
+    }
   }
   for (index_t s = 0; s < n; ++s) {
     if (into[s] >= 0 && into[s] != s) {
       order[place[into[s]]++] = s;
     }
   }
-}
-
-/// Calls `row(members)` for every row that `work.row_of` (slot ↦ anchor of its row, −1: evicted)
-/// describes, by ascending anchor; `members` are the anchor, then the others ascending. They lie in
-/// `work.order`. O(length).
-template <class Row>
-void for_each_row(slot_scratch& work, Row row) {
-  sort_rows(work);
-  const auto& order = work.order;
-  const auto anchor = [&](index_t s) { return work.row_of[s]; };
-  for (std::size_t begin = 0, end = 0; begin < order.size(); begin = end) {
-    while (end < order.size() && anchor(order[end]) == anchor(order[begin])) {
-      ++end;
+  begin = 0;
+  for (index_t s = 0; s < n; ++s) {
+    if (into[s] == s) {
+      const index_t end = place[s];
+      row(std::span<const index_t>(order).subspan(as_size(begin), as_size(end - begin)));
+      begin = end;
     }
-    row(std::span<const index_t>(order).subspan(begin, end - begin));
   }
 }
 

@@ -196,11 +196,11 @@ struct keepkv {
   /// The merged slots' estimates, before their members are removed.
   void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change,
                      slot_scratch&) const {
-    for (index_t r = 0; r < change.rows(); ++r) {
+    change.each_changed_row([&](index_t r) {
       if (change.row(r).size() > 1) {
         update_row(head, state, change.row(r), change.log_mass(r));
       }
-    }
+    });
   }
 
  private:
