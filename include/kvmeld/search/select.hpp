@@ -2,10 +2,12 @@
 /// Which slots are kept: the protected, then the best of the rest.
 #pragma once
 
+#include <algorithm>  // std::max
 #include <array>
 #include <bit>      // std::bit_cast
 #include <cstddef>  // std::size_t
 #include <cstdint>  // std::uint32_t
+#include <limits>   // std::numeric_limits
 #include <span>
 #include <string_view>
 #include <utility>  // std::pair
@@ -105,31 +107,43 @@ inline auto column_score(std::span<const float> score) {
 }
 
 /// Marks in `work.marks` the `target` slots to keep: those for which `is_protected(s)`, then
-/// those of the highest `score(s)`; ties to the lower slot, NaN last. O(length), no sorting.
+/// those of the highest `score(s)`; ties to the lower slot, NaN last. O(length), no sorting: the
+/// lowest so far are held, and the others compared with the highest of these.
 template <class Protected, class Score>
 void select(index_t length, index_t target, Protected is_protected, Score score,
             slot_scratch& work) {
-  auto& marks = work.marks;
-  auto& others = work.keyed;
-  marks.assign(as_size(length), 0);
-  others.clear();
-  index_t free = target;
+  work.marks.assign(as_size(length), 1);
+  if (length <= target) {
+    return;
+  }
+  const index_t evicted = length - target;
+  const auto most = as_size(evicted) + std::max(as_size(evicted), std::size_t{64});
+  auto& lowest = work.keyed;  // of equal scores the higher slot first
+  lowest.clear();
+  detail::keyed_slot bar{std::numeric_limits<std::uint64_t>::max(), 1};
+  const auto drop_others = [&] {
+    detail::select(lowest, evicted);
+    bar = lowest[evicted];
+    lowest.resize(as_size(evicted));
+  };
+  index_t kept = 0;  // protected ones
   for (index_t s = 0; s < length; ++s) {
     if (is_protected(s)) {
-      marks[s] = 1;
-      --free;
-    } else {
-      others.push_back({detail::descending(score(s)), s});
+      ++kept;
+    } else if (const detail::keyed_slot own{detail::ascending(score(s)), -s}; own < bar) {
+      lowest.push_back(own);
+      if (lowest.size() == most) {
+        drop_others();
+      }
     }
   }
-  expects(free >= 0, "select: expected a budget of at least ", target - free,
+  expects(kept <= target, "select: expected a budget of at least ", kept,
           " slots (protected), got ", target);
-  if (free < static_cast<index_t>(others.size())) {
-    detail::select(others, free);
-    others.resize(as_size(free));
+  if (static_cast<index_t>(lowest.size()) > evicted) {
+    drop_others();
   }
-  for (const detail::keyed_slot& kept : others) {
-    marks[kept.slot] = 1;
+  for (const detail::keyed_slot& one : lowest) {
+    work.marks[-one.slot] = 0;
   }
 }
 
