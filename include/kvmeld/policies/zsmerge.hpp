@@ -113,12 +113,21 @@ struct zsmerge {
       const auto of = search::column_score(state.column(score));
       detail::sort_slots(
           rest, [&](index_t s) { return detail::descending(of(s)); }, work.keyed);
+      auto& absorb = work.places;
+      absorb.clear();
+      for (index_t s = 0; s < head.length(); ++s) {
+        if (residual_slot(state, s)) {
+          absorb.push_back(s);
+        }
+      }
       for (std::size_t i = 0; i < rest.size(); ++i) {
         const index_t c = rest[i];
-        into[as_size(c)] =
-            static_cast<index_t>(i) < missing ? c : search::nearest_by_dot(head, c, [&](index_t r) {
-              return into[as_size(r)] == r && (residual_slot(state, r) || work.marks[r] == 0);
-            });
+        if (static_cast<index_t>(i) < missing) {
+          absorb.push_back(c);
+          into[c] = c;
+        } else {
+          into[c] = search::nearest_by_dot(head, c, absorb);
+        }
       }
     }
     write_rows(head, state, work, out);
@@ -127,11 +136,11 @@ struct zsmerge {
   /// The means in float, before the slots that they take in are removed.
   void update_memory(const kv_head auto& head, head_state& state, const merge_plan& change,
                      slot_scratch&) const {
-    for (index_t r = 0; rounds(head) && r < change.rows(); ++r) {
-      if (change.row(r).size() > 1) {
+    change.each_changed_row([&](index_t r) {
+      if (rounds(head) && change.row(r).size() > 1) {
         means(head, state).merge(head, change.row(r));
       }
-    }
+    });
   }
 
   /// Stores the means. Names the residual slots: whatever is merged; then, while context overflows

@@ -41,17 +41,13 @@ index_t nearest_by_distance(const kv_head auto& head, index_t c, Candidate candi
   return best;
 }
 
-/// `argmax_r k_r·k_c` over the slots for which `candidate(r)`; ties to the lower slot; -1: none.
-template <class Candidate>
-index_t nearest_by_dot(const kv_head auto& head, index_t c, Candidate candidate) {
+/// `argmax_r k_r·k_c` over slots that `c` is none of; ties to the lower slot; -1: none.
+index_t nearest_by_dot(const kv_head auto& head, index_t c, std::span<const index_t> slots) {
   index_t best = -1;
   float largest = 0;
-  for (index_t r = 0; r < head.length(); ++r) {
-    if (r == c || !candidate(r)) {
-      continue;
-    }
+  for (const index_t r : slots) {
     const float product = score::dot(head.key(r), head.key(c), head.dim());
-    if (best < 0 || product > largest) {
+    if (best < 0 || product > largest || (product == largest && r < best)) {
       best = r, largest = product;
     }
   }
