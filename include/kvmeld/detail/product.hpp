@@ -94,29 +94,60 @@ class blocks
   bool own_a_ = false, own_b_ = false;
 };
 
+template <class M>
+inline constexpr int order_of = M::IsRowMajor ? Eigen::RowMajor : Eigen::ColMajor;
+
+/// `out += scale · m · x`, `step` apart the numbers of `x`. Read row by row, `m` wants 1; column by
+/// column, numbers of `out` that are neighbours.
+template <class Real, class M>
+void add_vector(Real scale, const M& m, const Real* x, Eigen::Index step, Real* out,
+                Eigen::Index out_step) {
+  using namespace Eigen::internal;
+  constexpr int of_x = M::IsRowMajor ? Eigen::ColMajor : Eigen::RowMajor;
+  using matrix = const_blas_data_mapper<Real, Eigen::Index, order_of<M>>;
+  using vector = const_blas_data_mapper<Real, Eigen::Index, of_x>;
+  general_matrix_vector_product<Eigen::Index, Real, matrix, order_of<M>, false, Real, vector,
+                                false>::run(m.rows(), m.cols(), matrix(m.data(), m.outerStride()),
+                                            vector(x, step), out, out_step, scale);
+}
+
 /// `out += scale · a · b`, both in memory. On the calling thread, however the program is compiled:
 /// under -fopenmp Eigen's own operator would start threads inside an engine's workers. The bits are
-/// those of the operator without OpenMP.
+/// those of the operator without OpenMP, whose expressions would cost the compiler more than all
+/// kernels.
 template <class Real, class A, class B>
 void add(Real scale, const A& a, const B& b, target<Real> out) {
   const Eigen::Index rows = out.rows(), cols = out.cols(), depth = a.cols();
   if (rows == 0 || cols == 0 || depth == 0) {  // no memory that a pointer may move in
     return;
   }
-  const bool small = depth + rows + cols < EIGEN_GEMM_TO_COEFFBASED_THRESHOLD;
-  if (small || rows == 1 || cols == 1) {  // never on several threads
-    out.noalias() += (scale * a) * b;
+  if (depth + rows + cols < EIGEN_GEMM_TO_COEFFBASED_THRESHOLD) {
+    for (Eigen::Index i = 0; i < rows; ++i) {
+      for (Eigen::Index j = 0; j < cols; ++j) {
+        Real sum = a(i, 0) * b(0, j);
+        for (Eigen::Index k = 1; k < depth; ++k) {
+          sum += a(i, k) * b(k, j);
+        }
+        out(i, j) += scale * sum;
+      }
+    }
     return;
   }
-  constexpr auto order = []<class M>(const M*) {
-    return M::IsRowMajor ? Eigen::RowMajor : Eigen::ColMajor;
-  };
+  const Eigen::Index step_a = A::IsRowMajor ? 1 : a.outerStride(),
+                     step_b = B::IsRowMajor ? b.outerStride() : 1;
+  if (rows == 1 && (B::IsRowMajor || step_a == 1)) {
+    return add_vector(scale, b.transpose(), a.data(), step_a, out.data(), 1);
+  }
+  if (cols == 1 && (A::IsRowMajor ? step_b == 1 : out.outerStride() == 1)) {
+    return add_vector(scale, a, b.data(), step_b, out.data(), out.outerStride());
+  }
   blocks<Real> memory(rows, cols, depth);
-  Eigen::internal::general_matrix_matrix_product<
-      Eigen::Index, Real, order(static_cast<const A*>(nullptr)), false, Real,
-      order(static_cast<const B*>(nullptr)), false, Eigen::RowMajor,
-      1>::run(rows, cols, depth, a.data(), a.outerStride(), b.data(), b.outerStride(), out.data(),
-              1, out.outerStride(), scale, memory, nullptr);
+  Eigen::internal::general_matrix_matrix_product<Eigen::Index, Real, order_of<A>, false, Real,
+                                                 order_of<B>, false, Eigen::RowMajor,
+                                                 1>::run(rows, cols, depth, a.data(),
+                                                         a.outerStride(), b.data(), b.outerStride(),
+                                                         out.data(), 1, out.outerStride(), scale,
+                                                         memory, nullptr);
 }
 
 }  // namespace detail
@@ -189,8 +220,7 @@ void cholesky(M& m) {
 template <bool Transposed = false, rowwise L, rowwise X>
 void solve_lower(const L& upper, X& x) {
   constexpr Eigen::Index wide = 256;  // columns in the nearest cache
-  const Eigen::Index n = x.rows(), columns = x.cols(),
-                     blocks = (n + solved_rows - 1) / solved_rows;
+  const Eigen::Index n = x.rows(), columns = x.cols(), blocks = (n + solved_rows - 1) / solved_rows;
   for (Eigen::Index b = 0; b < blocks; ++b) {
     const Eigen::Index first = (Transposed ? blocks - 1 - b : b) * solved_rows,
                        count = std::min(solved_rows, n - first), behind = n - first - count;

@@ -189,19 +189,20 @@ void refine(const attention_loss& loss, std::span<const char> pinned, index_t st
     const float left = 1 - static_cast<float>(t) / static_cast<float>(steps);
     const float unbias = std::sqrt(1 - std::pow(second, static_cast<float>(t + 1))) /
                          (1 - std::pow(first, static_cast<float>(t + 1)));
-    const auto move = [&](auto to, auto g, auto m, auto s, float by) {
-      m = first * m + (1 - first) * g;
-      s = second * s + (1 - second) * g * g;
-      to -= left * by * unbias * m / (s.sqrt() + tiny);
-    };
     for (Eigen::Index r = 0; r < x.key.rows(); ++r) {
+      const auto move = [&](auto member, float by) {  // plain loops compile in no time
+        const Eigen::Index n = (x.*member).cols();
+        const float* const g = &(gradient.*member)(r, 0);
+        float *const to = &(x.*member)(r, 0), *const m = &(mean.*member)(r, 0),
+                     *const s = &(square.*member)(r, 0);
+        for (Eigen::Index i = 0; i < n; ++i) {
+          m[i] = first * m[i] + (1 - first) * g[i];
+          s[i] = second * s[i] + (1 - second) * g[i] * g[i];
+          to[i] -= left * by * unbias * m[i] / (std::sqrt(s[i]) + tiny);
+        }
+      };
       if (pinned[as_size(r)] == 0) {
-        move(x.key.row(r).array(), gradient.key.row(r).array(), mean.key.row(r).array(),
-             square.key.row(r).array(), key_rate);
-        move(x.value.row(r).array(), gradient.value.row(r).array(), mean.value.row(r).array(),
-             square.value.row(r).array(), value_rate);
-        move(x.log_mass.row(r).array(), gradient.log_mass.row(r).array(),
-             mean.log_mass.row(r).array(), square.log_mass.row(r).array(), rate);
+        move(&Slots::key, key_rate), move(&Slots::value, value_rate), move(&Slots::log_mass, rate);
       }
     }
   }

@@ -16,6 +16,16 @@
 namespace kvmeld::inline v0 {
 namespace search {
 
+/// Some rows of `x`. (Eigen's own lists of indices cost the compiler far more.)
+template <dense::stored Matrix>
+Matrix rows_of(const Matrix& x, std::span<const index_t> rows) {
+  Matrix some(static_cast<Eigen::Index>(rows.size()), x.cols());
+  for (Eigen::Index r = 0; r < some.rows(); ++r) {
+    some.row(r) = x.row(rows[as_size(r)]);
+  }
+  return some;
+}
+
 /// `see(row, products)` for every row of `x`: its products with all of `centres`, less half of each
 /// one's square, so that the largest is that of the nearest centre. In blocks of rows.
 template <dense::stored X, class See>
@@ -150,7 +160,7 @@ class pool_seeds {
         product_[r] = product;
       }
     };
-    each_row_of_products(x_, Matrix(x_(rows, Eigen::all)), see);
+    each_row_of_products(x_, rows_of(x_, rows), see);
   }
 
   /// The rows that gain most, ties to the lower one; ascending.
@@ -177,7 +187,7 @@ class pool_seeds {
   /// compared with the seeds since.
   std::vector<index_t> farthest_of_pool(index_t count) const {
     const std::vector<index_t> rows = pool();
-    const Matrix x = x_(rows, Eigen::all);
+    const Matrix x = rows_of(x_, rows);
     float largest = 0;
     for (const index_t row : rows) {
       largest = std::max(largest, gain_[row]);
@@ -278,7 +288,7 @@ clusters cluster(const Matrix& x, std::span<const char> pinned, const Vector& we
   for (std::size_t s = 0; s < pinned.size(); ++s) {
     free_weight[static_cast<Eigen::Index>(s)] *= pinned[s] != 0 ? 0.0F : 1.0F;
   }
-  Matrix centres = x(out.seeds, Eigen::all);
+  Matrix centres = rows_of(x, out.seeds);
   lloyd<Eigen::half>(x, free_weight, rounds - 1, centres, out.cluster);
   for (std::size_t s = 0; s < pinned.size(); ++s) {
     out.cluster[s] = pinned[s] != 0 ? -1 : out.cluster[s];
