@@ -186,6 +186,41 @@ TEMPLATE_TEST_CASE("apply in place is the matrix product", "[plan]", float, Eige
   }
 }
 
+TEST_CASE("runs of kept slots are rows of one each, and no rows that change", "[plan]") {
+  const auto log_mass = fixtures::normal(7);
+  merge_plan runs, rows;
+  runs.reset(12), rows.reset(12);
+  for (merge_plan* plan : {&runs, &rows}) {
+    plan->keep(0, log_mass[0]);
+    plan->add({1, 0.5F, 1}), plan->end_row(2);
+    if (plan == &runs) {
+      plan->keep(3, std::span(log_mass).subspan(1, 4));
+    } else {
+      for (const index_t s : {3, 4, 5, 6}) {
+        plan->keep(s, log_mass[at(s - 2)]);
+      }
+    }
+    plan->add({8}), plan->add({7}), plan->end_row(3);
+  }
+  check(runs);
+  REQUIRE(runs.rows() == rows.rows());
+  std::vector<index_t> changed;
+  runs.each_changed_row([&](index_t r) { changed.push_back(r); });
+  CHECK(changed == std::vector<index_t>{1, 6});
+  for (index_t r = 0; r < rows.rows(); ++r) {
+    CHECK(std::ranges::equal(runs.row(r), rows.row(r)));
+    CHECK(runs.log_mass(r) == rows.log_mass(r));
+    CHECK(runs.changes_row(r) == (r == 1 || r == 6));
+  }
+  runs.add({9});
+  CHECK_THROWS_WITH(runs.keep(10, log_mass), Catch::Contains("expected end_row first"));
+  for (const index_t first : {8, 6, -1}) {  // past the end, again, before the first
+    merge_plan bad;
+    bad.reset(12), bad.keep(6, 0), bad.keep(first, log_mass);
+    CHECK_THROWS(check(bad));
+  }
+}
+
 TEST_CASE("means of the largest halves do not overflow", "[plan]") {
   fixtures::cache<Eigen::half> kv{{.heads = 1, .dim = 3, .capacity = 7}};
   kv.append(0, std::vector<float>(21, 65504.0F), std::vector<float>(21, -65504.0F));

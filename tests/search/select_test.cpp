@@ -3,10 +3,12 @@
 #include "kvmeld/search/select.hpp"
 
 #include <algorithm>
+#include <array>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "support/fixtures.hpp"
@@ -38,6 +40,32 @@ TEST_CASE("the lowest scored slot is the first by score, the higher slot among e
       last = !stays(s) && (last < 0 || whole(s) <= whole(last)) ? s : last;
     }
     REQUIRE(kvmeld::search::lowest_scored(331, stays, whole) == last);
+  }
+}
+
+std::size_t at(index_t i) { return static_cast<std::size_t>(i); }
+
+TEST_CASE("what is selected is what a sorted list has first, however few are evicted", "[oracle]") {
+  kvmeld::slot_scratch work;
+  for (int round = 0; round < 120; ++round) {
+    const index_t n = 331, target = std::array{330, 329, 299, 200, 90}[at(round % 5)];
+    auto x = fixtures::normal(n);
+    for (float& y : x) {
+      y = round % 4 == 0 ? -static_cast<float>(&y - x.data())
+                         : std::round(4 * y);  // falling, equal
+    }
+    x[at(round)] = std::numeric_limits<float>::quiet_NaN();
+    const auto stays = [&](index_t s) { return (s * 7 + round) % 4 == 0; };
+    std::vector<index_t> order(at(n));
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, [&](index_t a, index_t b) {
+      const auto key = [&](index_t s) { return std::pair(stays(s), kvmeld::rank(x[at(s)])); };
+      return key(a) > key(b);
+    });
+    kvmeld::search::select(n, target, stays, kvmeld::search::column_score(x), work);
+    for (index_t i = 0; i < n; ++i) {
+      REQUIRE((work.marks[order[at(i)]] != 0) == (i < target));
+    }
   }
 }
 
