@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Budgets of layers and heads: the oracle's, exact sums, monotone in the variance.
+// Budgets of layers: the oracle's, exact sums, monotone in the variance.
 #include "oracle/budgets.hpp"
 
 #include <catch2/catch.hpp>
 #include <numeric>
 
-#include "kvmeld/compress/global_budgets.hpp"
-#include "kvmeld/compress/layer_budgets.hpp"
+#include "kvmeld/compress/budgets.hpp"
 #include "support/fixtures.hpp"
 
 namespace budgets_test {
@@ -117,39 +116,6 @@ TEST_CASE("the variance of column sums is their population variance", "[budgets]
   CHECK(kvmeld::variance(std::vector<float>{7, 7}) == 0);
 }
 
-TEST_CASE("pyramids are the oracle's", "[oracle][budgets]") {
-  for (int trial = 0; trial < 500; ++trial) {
-    const index_t layers = 1 + below(80), length = 8 + below(500);
-    const index_t total = layers + below(layers * (length - 1) + 1);
-    const double steepness = 1 + below(40), least = 0.05 + 0.05 * below(20);
-    const auto kv = kvmeld::pyramid_kv(layers, length, total, steepness);
-    const auto infer = kvmeld::pyramid_infer(layers, length, total, least);
-    REQUIRE(sum(kv) == total);
-    REQUIRE(sum(infer) == total);
-    REQUIRE(kv == oracle::pyramid_kv(layers, length, total, steepness));
-    REQUIRE(infer == oracle::pyramid_infer(layers, length, total, least));
-    REQUIRE(std::ranges::is_sorted(kv, [](index_t a, index_t b) { return a > b + 1; }));
-  }
-  CHECK(kvmeld::pyramid_kv(4, 100, 40, 1) == std::vector<index_t>{10, 10, 10, 10});
-}
-
-TEST_CASE("AdaKV's budgets are the oracle's", "[oracle][budgets]") {
-  for (int trial = 0; trial < 500; ++trial) {
-    const index_t heads = 1 + below(8), slots = 1 + below(60), total = below(heads * slots + 1);
-    const double floor = 0.1 * below(11);
-    auto scores = random_rows(heads, slots);
-    for (auto& row : scores) {
-      for (double& s : row) {
-        s = trial % 2 == 0 ? std::floor(s) : static_cast<double>(static_cast<float>(s));
-        s = below(50) == 0 ? std::nan("") : s;
-      }
-    }
-    const auto budget = kvmeld::ada_budgets(flat<float>(scores), heads, total, floor);
-    REQUIRE(sum(budget) == total);
-    REQUIRE(budget == oracle::ada_budgets(scores, total, floor));
-  }
-}
-
 TEST_CASE("budgets that cannot be are refused", "[errors][budgets]") {
   using namespace kvmeld;
   const std::vector<double> w = {1, 2, 3};
@@ -162,9 +128,6 @@ TEST_CASE("budgets that cannot be are refused", "[errors][budgets]") {
                     Catch::Contains("expected at least 10 slots (the exempt layers'), got 5"));
   CHECK_THROWS_WITH(layer_budgets(w, 3, 10, 25, std::vector<index_t>{3}),
                     Catch::Contains("expected exempt layers 0 to 2, got 3"));
-  CHECK_THROWS_WITH(pyramid_kv(4, 10, 20, 0.5), Catch::Contains("a finite steepness"));
-  CHECK_THROWS_WITH(pyramid_infer(4, 10, 20, 0), Catch::Contains("a least weight in (0, 1]"));
-  CHECK_THROWS_WITH(ada_budgets(std::vector<float>{1, 2}, 1, 3), Catch::Contains("0 to 2 slots"));
 }
 
 }  // namespace budgets_test

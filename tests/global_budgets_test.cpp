@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Budgets by one threshold over a model, and profiles of them.
-#include "kvmeld/compress/global_budgets.hpp"
+#include "kvmeld/compress/budgets.hpp"
 
 #include <catch2/catch.hpp>
 #include <numeric>

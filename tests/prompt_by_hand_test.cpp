@@ -107,7 +107,8 @@ TEST_CASE("one head: a prompt by hand is a compressor's, for every policy") {
 }
 
 TEST_CASE("one head: slots that heads share are divided by hand as a compressor divides them") {
-  for (const char* name : {"fold", "h2o", "snapkv:window=8", "kvmerger"}) {
+  for (const char* name :
+       {"fold", "h2o", "snapkv:window=8", "kvmerger", "scissorhands", "keepkv"}) {
     CAPTURE(name);
     const auto own = kvmeld::make_policy<kvmeld::any_policy_or_peer>(name),
                p = kvmeld::for_shared(own, slots);
@@ -115,8 +116,10 @@ TEST_CASE("one head: slots that heads share are divided by hand as a compressor 
       const auto shared = kvmeld::shared_slots::of(p);
       std::vector<std::vector<float>> scores;
       for (index_t h = 0; h < kv.heads(); ++h) {
-        const auto column = states[static_cast<std::size_t>(h)].column(shared.column);
-        kvmeld::add_shared_scores(kv.head(h), column, shared, scores.emplace_back());
+        std::vector<float> of_slots(tokens);
+        kvmeld::declared(p).shared_scores(kv.head(h), states[static_cast<std::size_t>(h)],
+                                          of_slots);
+        kvmeld::add_shared_scores(kv.head(h), of_slots, shared, scores.emplace_back());
       }
       const auto each = kvmeld::divide_slots(scores, shared, slots, tokens);
       index_t sum = 0;
@@ -142,9 +145,10 @@ TEST_CASE("one head: heads of a layer that share by layer have equal slots, by c
       const auto shared = kvmeld::shared_slots::of(p);
       std::vector<oracle::mat> scores(layers);
       for (index_t h = 0; h < kv.heads(); ++h) {
-        std::vector<float> of_head;
-        const auto column = states[static_cast<std::size_t>(h)].column(shared.column);
-        kvmeld::add_shared_scores(kv.head(h), column, shared, of_head);
+        std::vector<float> of_slots(tokens), of_head;
+        kvmeld::declared(p).shared_scores(kv.head(h), states[static_cast<std::size_t>(h)],
+                                          of_slots);
+        kvmeld::add_shared_scores(kv.head(h), of_slots, shared, of_head);
         scores[static_cast<std::size_t>(h / 2)].emplace_back(of_head.begin(), of_head.end());
       }
       std::vector<index_t> each;

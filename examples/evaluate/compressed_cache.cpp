@@ -10,17 +10,6 @@ namespace evaluate {
 
 namespace {
 
-/// The heads of a cache's full layers, in their order.
-std::vector<index_t> full_heads(const kvmeld::cache& kv) {
-  std::vector<index_t> heads;
-  for (index_t layer = 0; layer < kv.layers(); ++layer) {
-    for (index_t h = 0; kv.spec(layer).window == 0 && h < kv.kv_heads(); ++h) {
-      heads.push_back(kv.heads(layer, 0)[h]);
-    }
-  }
-  return heads;
-}
-
 /// Brings all heads of a prompt's full layers in `kv` to `slots` `[full layers · KV heads]`;
 /// `states` are what the prompt was measured as.
 void compress(const contender& c, const prompt& p, kvmeld::cache& kv,
@@ -93,7 +82,7 @@ compressed_cache::compressed_cache(const contender& c, const prompt& p)
       return states[i + as_size(head)];
     });
   }
-  const auto slots = allocate_slots(c, p.tokens, states, count_of(full) / kv_->kv_heads());
+  const auto slots = allocate_slots(c, *kv_, states);
   compress(c, p, *kv_, states, slots);
   if (c.storage != storage::f32) {
     *kv_ = stored(*kv_, c.storage);

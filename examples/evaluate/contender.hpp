@@ -46,20 +46,23 @@ struct contender {
 /// `least` asks for.
 index_t whole_heads(index_t heads, index_t slots, index_t tokens, index_t least);
 
-/// Slots of every head after a prompt of `tokens`, `[full layers · KV heads]`, by what the prompt
-/// was measured as, likewise. They sum to the contender's slots times the heads (duo_attention:
-/// less than a slot a head below it, so that those that share are alike); every head has what the
-/// policy protects, and the division is of the rest.
-std::vector<index_t> allocate_slots(const contender& c, index_t tokens,
-                                    std::span<const kvmeld::head_state> measured, index_t layers);
+/// The heads of a cache's full layers, in their order.
+std::vector<index_t> full_heads(const kvmeld::cache& kv);
+
+/// Slots of every head after the prompt that `kv` holds, `[full layers · KV heads]`, by what it was
+/// measured as, likewise. They sum to the contender's slots times the heads (duo_attention: less
+/// than a slot a head below it, so that those that share are alike); every head has what the policy
+/// protects, and the division is of the rest.
+std::vector<index_t> allocate_slots(const contender& c, kvmeld::cache& kv,
+                                    std::span<const kvmeld::head_state> measured);
 
 /// Slots of so many heads for a stream of at most `tokens`, before its first: the contender's own
 /// for all, or by its profile.
 std::vector<index_t> allocate_slots(const contender& c, index_t tokens, index_t heads);
 
-/// What one threshold over the model (or its profile) gives each of its heads beside what all have,
-/// `[full layers · KV heads]`.
-std::vector<index_t> shared_budgets(const contender& c, index_t tokens,
+/// What one threshold over the model, as of `kvmeld::budget::shared`, or its profile gives each of
+/// its heads in addition to what all have, `[full layers · KV heads]`.
+std::vector<index_t> shared_budgets(const contender& c, kvmeld::cache& kv,
                                     std::span<const kvmeld::head_state> measured);
 
 }  // namespace evaluate

@@ -19,6 +19,9 @@ any_policy named_policy::measuring() const {
     if constexpr (requires { p.share_slots = index_t{1}; }) {
       p.share_slots = is_shared(budgets) ? 1 : 0;  // a column more; its budgets say which numbers
     }
+    if constexpr (requires { p.measures_shares = true; }) {
+      p.measures_shares = is_shared(budgets);
+    }
   });
   return measured;
 }
@@ -79,8 +82,12 @@ void set_division(named_policy& p, const std::string& word) {
   p.budgets = chosen<budget_allocation>('+', names, word, word);
   const bool by_scores = p.budgets == budget_allocation::d2o ||
                          p.budgets == budget_allocation::d2o_exempt ||
-                         p.budgets == budget_allocation::ada_kv || is_shared(p.budgets);
-  detail::require(!by_scores || !kvmeld::declared(p.policy).slot_stats().empty(),
+                         p.budgets == budget_allocation::ada_kv;
+  // Where no budget is shared, some have no scores that heads share by.
+  const bool scores = p.policy.visit([&](const auto& one) {
+    return kvmeld::declared(one).shares() && !(by_scores && requires { one.sharing(1, 1); });
+  });
+  detail::require(!(by_scores || is_shared(p.budgets)) || scores,
                   "--policies: +" + word + ": expected a policy that scores slots, got " + p.name);
 }
 

@@ -73,7 +73,7 @@ inline void save_profile(const contender& c, const engine::decoder& model,
   kvmeld::budget_profile made(model.shape().full_heads());
   for (const text_prompt& p : prompts) {
     kvmeld::cache kv = p.read.cache();
-    made.add(shared_budgets(c, p.read.tokens, states_of(c, p.read, kv)));
+    made.add(shared_budgets(c, kv, states_of(c, p.read, kv)));
     made.add_errors(errors_of_heads(c, model, p, on));
   }
   std::ofstream out(file, std::ios::binary);

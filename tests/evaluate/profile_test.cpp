@@ -50,7 +50,8 @@ TEST_CASE("a profile of a prompt's thresholds gives the same cache") {
     evaluate::contender by_threshold{
         .policy = policies[0].policy, .limit = {40}, .budgets = policies[0].budgets};
     by_threshold.policy = kvmeld::for_shared(by_threshold.policy, 40, 0);
-    const auto shares = evaluate::shared_budgets(by_threshold, 96, prompt.measured[0].heads);
+    auto whole = prompt.cache();
+    const auto shares = evaluate::shared_budgets(by_threshold, whole, prompt.measured[0].heads);
     uneven += shares[0] != shares[1] ? 1 : 0;
     const auto profile = std::make_shared<kvmeld::budget_profile>(2);
     profile->add(shares);
@@ -78,7 +79,8 @@ TEST_CASE("clusters of fold go by what heads' errors weigh, and all slots stay w
       .policy = policies[0].policy, .limit = {40}, .budgets = policies[0].budgets};
   one.policy = kvmeld::for_shared(one.policy, 40, 0);
   kvmeld::budget_profile profile(2);
-  profile.add(evaluate::shared_budgets(one, 96, prompt.measured[0].heads));
+  auto whole = prompt.cache();
+  profile.add(evaluate::shared_budgets(one, whole, prompt.measured[0].heads));
   CHECK(evaluate::share_clusters(one.policy, profile, 96).empty());
   profile.add_errors(std::vector<double>{9, 1});
   CHECK(evaluate::share_clusters(kvmeld::h2o{}, profile, 96).empty());

@@ -163,16 +163,26 @@ def test_shared_slots_are_those_of_the_highest_scores(policy):
     heads.observe(queries)
     heads.columns *= torch.tensor([3.0, 1.0, 1 / 3])[:, None, None]
     scores = heads.scores(TOKENS)
-    about = heads.policy.describe()
-    assert torch.isposinf(scores).sum(1).tolist() == [about["sinks"] + about["latest"]] * HEADS
+    own = int(torch.isposinf(scores[0]).sum())  # what a head keeps whatever its score
+    assert own > 0 and torch.isposinf(scores).sum(1).tolist() == [own] * HEADS
     slots = ops.divide(heads.policy.text, scores, BUDGET)
     assert sum(slots) == BUDGET * HEADS and len(set(slots)) > 1
-    own = about["sinks"] + about["latest"] + (8 if policy == "fold" else 0)  # and fold's clusters
+    own += 8 if policy == "fold" else 0  # its clusters
     rows = [[x for x in row if not math.isinf(x)] for row in scores.tolist()]
     assert slots == divided_by_loops(rows, BUDGET, own, TOKENS - own - 1)
     wide = torch.nn.functional.pad(scores, (0, 7), value=-math.inf)
     assert ops.divide(heads.policy.text, wide, BUDGET) == slots
     assert ops.divide(heads.policy.text, scores, TOKENS) == [TOKENS] * HEADS  # nothing is evicted
+
+
+def test_shared_slots_of_scissorhands_go_to_the_head_whose_attention_is_spread():
+    """Its columns count where a slot is weak: by a column in place of its score the other heads had most."""
+    heads, queries = prompt(f"scissorhands/{BUDGET}")
+    heads.keys[1:, :TOKENS] *= 1e-3
+    heads.keys[1:, 5], queries[1:] = 8.0, queries[1:].abs() + 1  # all attention to one token
+    heads.observe(queries)
+    slots = ops.divide(heads.policy.text, heads.scores(TOKENS), BUDGET)
+    assert sum(slots) == BUDGET * HEADS and slots[0] == max(slots) > slots[1]
 
 
 def test_shared_slots_that_cannot_be_are_refused():

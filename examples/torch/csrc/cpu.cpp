@@ -68,6 +68,18 @@ void compress(const text& policy, TensorList cache, const maybe& queries, ints b
   });
 }
 
+Tensor shared_scores(const text& policy, TensorList cache, std::int64_t group, double scale,
+                     const maybe& terms) {
+  return guarded([&] {
+    const auto& p = policy_of(policy);
+    const tensor_cache kv = cache_of(cache, {group, scale, terms});
+    const auto& s = kv.tensors().shape;
+    Tensor scores = at::empty({s.heads, s.capacity}, at::kFloat);
+    kvmeld_torch::shared_scores(p, kv, scores.mutable_data_ptr<float>());
+    return scores;
+  });
+}
+
 std::vector<std::int64_t> divide(const text& policy, const Tensor& scores, std::int64_t slots) {
   return guarded([&] {
     kvmeld::expects(scores.dim() == 2 && scores.size(0) > 0,
@@ -145,6 +157,7 @@ TORCH_LIBRARY(kvmeld, m) { declare(m); }
 
 TORCH_LIBRARY_IMPL(kvmeld, CPU, m) {
   m.impl("compress", cpu::compress);
+  m.impl("shared_scores", cpu::shared_scores);
   m.impl("divide", cpu::divide);
   m.impl("observe", cpu::observe);
   m.impl("observe_step", cpu::observe_step);

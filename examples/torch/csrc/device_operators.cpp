@@ -293,7 +293,7 @@ void implement_on_device(torch::Library& m) {
   m.impl("observe", device::observe);
   m.impl("step", device::step);
   m.impl("attend", device::attend);
-  for (const char* name : {"divide", "observe_step"}) {
+  for (const char* name : {"shared_scores", "divide", "observe_step"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&device::refuse>());
   }
 }

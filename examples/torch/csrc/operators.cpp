@@ -2,8 +2,10 @@
 #include "operators.hpp"
 
 #include <algorithm>  // std::fill_n
+#include <limits>     // std::numeric_limits
 
 #include "kvmeld/compress/held_queries.hpp"
+#include "kvmeld/compress/shared_slots.hpp"
 
 namespace kvmeld_torch {
 
@@ -84,6 +86,26 @@ void compress(const any_policy& policy, tensor_cache cache, const query_rows& qu
                        own ? measure(policy, cache.head(h), states[h], given, held) : given);
     }
   });
+}
+
+void shared_scores(const any_policy& policy, tensor_cache cache, float* scores) {
+  constexpr float all = std::numeric_limits<float>::infinity();
+  tensor_states states(policy, cache, 1);
+  const auto shared = kvmeld::shared_slots::of(policy);
+  for (index_t h = 0; h < cache.heads(); ++h) {
+    const auto head = cache.head(h);
+    const auto capacity = static_cast<std::size_t>(head.capacity());
+    const std::span own(scores + static_cast<std::size_t>(h) * capacity, capacity);
+    std::ranges::fill(own, -all);
+    states[h].extend(head.length());  // tokens without queries have no score
+    kvmeld::declared(policy).shared_scores(head, states[h], own);
+    const index_t end = head.next_position() - shared.latest;
+    for (index_t s = 0; s < head.length(); ++s) {
+      if (const index_t at = head.position(s); at < shared.sinks || at >= end) {
+        own[static_cast<std::size_t>(s)] = all;
+      }
+    }
+  }
 }
 
 void observe_step(const any_policy& policy, tensor_cache cache, const float* probabilities,

@@ -44,8 +44,10 @@ void read_terms(std::span<const double> numbers, kvmeld::attention_spec& spec);
 std::vector<kvmeld::budget> budgets_of(index_t heads, std::span<const std::int64_t> targets,
                                        std::span<const std::int64_t> triggers);
 
-/// Slots of each head, `slots` on average, by one threshold over `scores [heads, width]`: +inf for
-/// what a head keeps whatever its score, -inf where it has no slot.
+/// What heads share slots by, `scores [heads, capacity]`: +inf for what a head keeps whatever its
+/// score, -inf where it has no slot. Refused: a policy that cannot say it.
+void shared_scores(const kvmeld::any_policy_or_peer& policy, tensor_cache cache, float* scores);
+/// Slots of each head, `slots` on average, by one threshold over such `scores [heads, width]`.
 std::vector<std::int64_t> divide(const kvmeld::any_policy_or_peer& policy,
                                  std::span<const float> scores, index_t heads, index_t slots);
 

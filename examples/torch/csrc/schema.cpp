@@ -4,28 +4,21 @@
 #include <vector>
 
 #include "arguments.hpp"
-#include "kvmeld/compress/shared_slots.hpp"
 #include "operators.hpp"
 #include "tensors.hpp"
 
 namespace kvmeld_torch {
 namespace {
 
-/// Of a policy: columns, floats of memory, whether it decodes, whether it is bounded; where heads
-/// share slots the column of the scores, and how many sinks and latest tokens all heads keep.
+/// Of a policy: columns, floats of memory, whether it decodes, whether it is bounded.
 std::vector<std::int64_t> describe(const text& policy, std::int64_t dim, std::int64_t group,
                                    std::int64_t capacity) {
   return guarded([&]() -> std::vector<std::int64_t> {
     const auto& p = policy_of(policy);
-    const auto shared = kvmeld::shared_slots::of(p);
     return {static_cast<std::int64_t>(kvmeld::declared(p).slot_stats().size()),
             static_cast<std::int64_t>(kvmeld::declared(p).memory(
                 positive("dim", dim), positive("group", group), positive("capacity", capacity))),
-            kvmeld::declared(p).supports_decode(),
-            kvmeld::declared(p).evicts(),
-            shared.column,
-            shared.sinks,
-            shared.latest};
+            kvmeld::declared(p).supports_decode(), kvmeld::declared(p).evicts()};
   });
 }
 
@@ -64,6 +57,9 @@ void declare(torch::Library& m) {
   m.def(
       "compress(str policy, Tensor(a!)[] cache, Tensor? queries, int[] budget, *, int[] "
       "trigger=[], Tensor? positions=None, int group=1, float scale=0., Tensor? terms=None) -> ()");
+  m.def(
+      "shared_scores(str policy, Tensor(a!)[] cache, *, int group=1, float scale=0., Tensor? "
+      "terms=None) -> Tensor");
   m.def("divide(str policy, Tensor scores, int slots) -> int[]");
   m.def(
       "observe(str policy, Tensor(a!)[] cache, Tensor queries, *, int before=0, int group=1, "

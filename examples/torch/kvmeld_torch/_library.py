@@ -45,6 +45,11 @@ def _observe(policy, cache, queries, **_):
     return queries.new_empty(size, dtype=_written(cache)), queries.new_empty(kept, dtype=torch.int32)
 
 
+@torch.library.register_fake("kvmeld::shared_scores")
+def _shared_scores(policy, cache, **_):
+    return cache[0].new_empty(cache[0].shape[:2], dtype=torch.float32)
+
+
 @torch.library.register_fake("kvmeld::observe_step")
 def _observe_step(policy, cache, probabilities, log_sum_exp=None, query=None, **_):
     _same_device(*cache, probabilities, log_sum_exp, query)

@@ -25,7 +25,7 @@ class Policy:
     text: str
 
     def describe(self, dim: int = 1, group: int = 1, capacity: int = 1) -> dict[str, int]:
-        names = "columns memory supports_decode evicts score sinks latest".split()
+        names = "columns memory supports_decode evicts".split()
         return dict(zip(names, ops.describe(self.text, dim, group, capacity)))
 
     def initial(self, columns: Tensor) -> Tensor:
@@ -136,11 +136,12 @@ class Heads:
 
     def scores(self, width: int) -> Tensor:
         """What `ops.divide` compares [heads, width]: +inf for what is kept whatever its score, -inf for no slot."""
-        about = self.policy.describe()
-        slots, position = torch.arange(self.capacity, device=self.keys.device), self.position
-        own = (position < about["sinks"]) | (position >= self.seen[:, None] - about["latest"])
-        scores = self.columns[:, about["score"]].masked_fill(own, math.inf)
-        scores.masked_fill_(slots >= self.length[:, None], -math.inf)
+        own = self
+        if not self.keys.is_cpu:  # no score reads rows; kernels measure all slots, and note it nowhere
+            unread = [torch.empty(x.shape, dtype=x.dtype) for x in (self.keys, self.values)]
+            own = Heads(self.policy, self.spec, *unread, *(x.cpu() for x in self.tensors[2:]))
+            own.measured[:, 0] = own.length
+        scores = ops.shared_scores(self.policy.text, own.tensors, **self.spec.options)
         room = max(width - self.capacity, 0)
         return pad(scores, (0, room), value=-math.inf)[:, :width].contiguous()
 

@@ -10,11 +10,25 @@
 #include <span>
 #include <vector>
 
-#include "kvmeld/compress/global_budgets.hpp"
+#include "kvmeld/compress/budgets.hpp"
 #include "kvmeld/memory/reserved.hpp"
 #include "kvmeld/policies/declared.hpp"
 
 namespace kvmeld::inline v0 {
+
+namespace detail {
+
+/// Calls `f` with the policy itself, or of one chosen at run time with that inside.
+template <class P>
+decltype(auto) inside(const P& p, const auto& f) {
+  if constexpr (chosen_at_run_time<P>) {
+    return p.visit(f);
+  } else {
+    return f(p);
+  }
+}
+
+}  // namespace detail
 
 /// How the slots of one head lie where heads share them: what `divide_slots` is told of a policy.
 struct shared_slots {
@@ -22,26 +36,23 @@ struct shared_slots {
   index_t sinks;   ///< of these at the beginning,
   index_t latest;  ///< and at the end
   index_t least;   ///< of the shared ones, that no head can do without
-  index_t column;  ///< of the state that has the scores
 
   /// `fold` has clusters in addition to its pins, and may do without pins; `kvmerger` has what
   /// takes no part, heavy hitters by the highest scores, and one slot more; any other policy with a
   /// score has what it protects, and one slot more.
   template <class P>
   static shared_slots of(const P& p) {
-    if constexpr (requires { p.visit([](const auto&) {}); }) {
-      return p.visit([](const auto& one) { return of(one); });
-    } else {
-      const index_t least = declared(p).min_budget(), sinks = std::min(least - 1, index_t{4});
-      if constexpr (requires { p.slots_beside_pins(); }) {
-        return {p.slots_beside_pins(), p.sinks, p.prompt_recent, 0, P::prompt_score};
-      } else if constexpr (requires { p.shared_heavy(); }) {
-        const index_t latest = p.shared_recent();
-        return {p.sinks + latest, p.sinks, latest, p.shared_heavy() + 1, P::shared_score};
+    return detail::inside(p, [](const auto& one) -> shared_slots {
+      if constexpr (requires { one.slots_beside_pins(); }) {
+        return {one.slots_beside_pins(), one.sinks, one.prompt_recent, 0};
+      } else if constexpr (requires { one.shared_heavy(); }) {
+        const index_t latest = one.shared_recent();
+        return {one.sinks + latest, one.sinks, latest, one.shared_heavy() + 1};
       } else {
-        return {least - 1, sinks, least - 1 - sinks, 1, 0};
+        const index_t least = declared(one).min_budget(), sinks = std::min(least - 1, index_t{4});
+        return {least - 1, sinks, least - 1 - sinks, 1};
       }
-    }
+    });
   }
 };
 
@@ -88,35 +99,35 @@ void average_scores(index_t heads, const auto& state) {
 template <class P>
 std::vector<std::vector<float>> score_weights(const P& p, std::size_t heads, const auto& head,
                                               const auto& state) {
-  if constexpr (requires { p.visit([](const auto&) {}); }) {
-    return p.visit([&](const auto& one) { return score_weights(one, heads, head, state); });
-  } else if constexpr (requires { p.score_weights(heads, head, state); }) {
-    return p.score_weights(heads, head, state);
-  } else {
-    return std::vector<std::vector<float>>(heads);
-  }
+  return detail::inside(p, [&](const auto& one) {
+    if constexpr (requires { one.score_weights(heads, head, state); }) {
+      return one.score_weights(heads, head, state);
+    } else {
+      return std::vector<std::vector<float>>(heads);
+    }
+  });
 }
 /// Makes them part of a head's state.
 template <class P>
 void keep_weights(const P& p, std::span<const float> weights, head_state& state) {
-  if constexpr (requires { p.visit([](const auto&) {}); }) {
-    p.visit([&](const auto& one) { keep_weights(one, weights, state); });
-  } else if constexpr (requires { p.keep_weights(weights, state); }) {
-    p.keep_weights(weights, state);
-  }
+  detail::inside(p, [&](const auto& one) {
+    if constexpr (requires { one.keep_weights(weights, state); }) {
+      one.keep_weights(weights, state);
+    }
+  });
 }
 
 /// Adds the scores of a head's slots that may be shared out to the end of `scores`, in slot order:
-/// neither sinks nor the latest tokens. `column [length]`: the state's, `shared.column`; `weights
-/// [length]` multiply it, if there are any.
-inline void add_shared_scores(const head_ref& head, std::span<const float> column,
+/// neither sinks nor the latest tokens. `of_slots [length]`: the policy's `shared_scores`; `weights
+/// [length]` multiply them, if there are any.
+inline void add_shared_scores(const head_ref& head, std::span<const float> of_slots,
                               const shared_slots& shared, std::vector<float>& scores,
                               std::span<const float> weights = {}) {
   const index_t end = head.next_position() - shared.latest;
   for (index_t s = 0; s < head.length(); ++s) {
     const index_t at = head.position(s);
     if (at >= shared.sinks && at < end) {
-      scores.push_back(column[as_size(s)] * (weights.empty() ? 1.0F : weights[as_size(s)]));
+      scores.push_back(of_slots[as_size(s)] * (weights.empty() ? 1.0F : weights[as_size(s)]));
     }
   }
 }

@@ -25,7 +25,7 @@ KVMELD_HD float d2o_threshold(float beta, float m, bool has_last, float last,
 }  // namespace detail
 
 /// D2O (Wan et al. 2024, arXiv 2406.13035), per token and per head as the paper has it (the
-/// authors' code shares threshold and filter between heads). Layer budgets: layer_budgets.hpp.
+/// authors' code shares threshold and filter between heads). Layer budgets: `layer_budgets`.
 ///   score   s_j ← s_j + Σ_g a_gj                                       eq. 6
 ///   select  sinks, M recent, the top N of the rest by s, N:M = 3:1     eqs. 7–8
 ///   match   u_ij = cos(k_i, k_j), j* = argmax_j u_ij over all kept     eq. 9

@@ -8,7 +8,7 @@
 #include "cuda/mirror.hpp"
 #include "cuda/policy_calls.hpp"
 #include "cuda/uneven_budgets.hpp"
-#include "kvmeld/compress/global_budgets.hpp"
+#include "kvmeld/compress/budgets.hpp"
 #include "kvmeld/cuda/policies/fold.cuh"
 
 namespace kvmeld::cuda {
