@@ -26,9 +26,7 @@
 namespace kvmeld::inline v0 {
 
 extern template class detail::head_policies<any_policy>;
-extern template class detail::compressor_base<any_policy>;
-extern template class detail::head_calls<any_policy>;
-extern template class detail::request_calls<any_policy>;
+extern template class detail::open_heads<any_policy>;
 extern template class compressor<any_policy>;
 
 }  // namespace kvmeld::inline v0

@@ -35,9 +35,7 @@ namespace kvmeld::inline v0 {
 extern template class declared<massfold<dropkv>>;
 extern template class declared<any_policy_or_peer>;
 extern template class detail::head_policies<any_policy_or_peer>;
-extern template class detail::compressor_base<any_policy_or_peer>;
-extern template class detail::head_calls<any_policy_or_peer>;
-extern template class detail::request_calls<any_policy_or_peer>;
+extern template class detail::open_heads<any_policy_or_peer>;
 extern template class compressor<any_policy_or_peer>;
 
 }  // namespace kvmeld::inline v0

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// What each head of a compressor is brought to, and by what: its policy and budget, or its layer's
+/// What each head of a request is brought to, and by what: its policy and budget, or its layer's
 /// window.
 #pragma once
 
@@ -9,8 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kvmeld/compress/one_head.hpp"
-#include "kvmeld/compress/seals.hpp"
+#include "kvmeld/compress/kept_slots.hpp"
 #include "kvmeld/compress/shared_slots.hpp"
 #include "kvmeld/memory/head_selection.hpp"
 #include "kvmeld/policies/declared.hpp"
@@ -29,75 +28,40 @@ struct window_cut {
   }
 };
 
-/// Policies and budgets of the heads of a request, checked, as all requests have them.
+/// Policies and budgets of the heads of a request, checked, as all requests have them. A value.
 template <policy P>
 class head_policies {
- protected:
-  template <kv_cache Cache>
-  head_policies(Cache& kv, std::span<const P> policies, std::span<const budget> budgets,
-                const observation_needs& given)
-      : kv_(kv), given_(given) {
-    expect_one_or_each("policies", policies.data(), policies.size());
-    expect_one_or_each("budgets", budgets.data(), budgets.size());
-    const auto of = [](const auto& one_or_each, index_t i) -> const auto& {
-      return one_or_each[one_or_each.size() == 1 ? 0 : as_size(i)];
-    };
-    const P* sharing = nullptr;  // the policy of the head before
-    const index_t of_layer = kv_.head(0).spec().kv_heads;
-    for (index_t i = 0; i < kv_.per_request(); ++i) {
-      const budget b = of(budgets, i);
-      const P p = of(policies, i);
-      const head_ref head = kv_.head(kv_.of_request(0, i));
-      budgets_.push_back(b);
-      compressed_layers_ += i % of_layer == 0 && head.spec().window == 0 ? 1 : 0;
-      turns_.push_back(compressed_layers_ - 1);
-      if (const index_t window = head.spec().window; window > 0) {
-        policies_.push_back(p);
-        cuts_.push_back(window_cut{window < head.capacity()});
-        continue;
-      }
-      expects(b.slack >= 0, "compressor: expected a slack of at least 0 slots, got ", b.slack);
-      expects(!b.is_shared || budgets.size() == 1,
-              "compressor: expected one shared budget for all heads, got ", budgets.size());
-      expects(!b.alike || policies.size() == 1,
-              "compressor: expected one policy for the same tokens, got ", policies.size());
-      declared(p).validate();
-      expects(!b.is_shared || sharing == nullptr || declared(p) == declared(*sharing),
-              "compressor: expected one policy with equal options where heads share a budget, got ",
-              p.name(), " and ", sharing == nullptr ? p.name() : sharing->name(),
-              " (their scores are of different units, or kept elsewhere)");
-      sharing = &of(policies, i);
-      policies_.push_back(b.is_shared ? for_shared(p, b.slots, b.slack, b.alike) : p);
-      alike_ = b.is_shared && b.alike && head.spec().kv_heads > 1;
-      cuts_.push_back(std::nullopt);
-      check_head(policies_.back(), b, given, head);
-    }
-  }
+ public:
+  head_policies(const cache_ref& kv, std::span<const P> policies, std::span<const budget> budgets,
+                const observation_needs& given);
 
-  const P& policy_of(index_t head) const { return policies_[as_size(kv_.in_request(head))]; }
+  const P& policy_of(index_t h) const { return at(h).policy; }
   /// Calls `f` with what head `h` is compressed by.
-  decltype(auto) by_policy(index_t h, const auto& f) const {
-    const auto& cut = cuts_[as_size(kv_.in_request(h))];
-    return cut ? f(*cut) : f(policy_of(h));
+  decltype(auto) with(index_t h, const auto& f) const {
+    const own& head = at(h);
+    return head.cut ? f(*head.cut) : f(head.policy);
   }
-  bool is_cut(index_t h) const { return cuts_[as_size(kv_.in_request(h))].has_value(); }
-
+  bool is_cut(index_t h) const { return at(h).cut.has_value(); }
+  bool evicts(index_t h) const {
+    return with(h, [](const auto& p) { return declared(p).evicts(); });
+  }
   /// Do the scores of all layers decide how many slots head `h` has?
-  bool shares(index_t h) const { return !is_cut(h) && budget_of(h).is_shared; }
+  bool shares(index_t h) const { return !is_cut(h) && at(h).limit.is_shared; }
   /// Are they equal for the heads of a layer?
-  bool shares_by_layer(index_t h) const { return shares(h) && budget_of(h).by_layer; }
-  /// Do they keep the same tokens?
+  bool shares_by_layer(index_t h) const { return shares(h) && at(h).limit.by_layer; }
+  /// Do heads of layers without a window keep the same tokens?
+  bool alike() const { return alike_; }
   bool alike(index_t h) const { return alike_ && !is_cut(h); }
   /// Slots that a prompt of head `h` is brought to, unless it shares them.
   index_t slots_of(index_t h) const {
-    return is_cut(h) ? kv_.head(h).spec().window : budget_of(h).slots;
+    return is_cut(h) ? kv_.head(h).spec().window : at(h).limit.slots;
   }
 
   /// The most slots that head `h` is given where it shares them, in addition to its `kept` ones and
-  /// with room for `tokens` of a next chunk.
-  index_t most_of(index_t h, const kept_slots& kept, index_t tokens) const {
-    const budget& b = budget_of(h);
-    const index_t room = kv_.head(h).capacity() - kept.sealed - std::max(b.slack + 1, tokens);
+  /// with room for `next` tokens of another chunk.
+  index_t most_of(index_t h, const kept_slots& kept, index_t next) const {
+    const budget& b = at(h).limit;
+    const index_t room = kv_.head(h).capacity() - kept.sealed - std::max(b.slack + 1, next);
     return std::max(b.slots, b.most > 0 ? std::min(b.most, room) : room) - kept.pinned;
   }
 
@@ -107,7 +71,7 @@ class head_policies {
     if (is_cut(h)) {
       return {slots_of(h)};
     }
-    const budget& b = budget_of(h);
+    const budget& b = at(h).limit;
     if (b.trigger > 0) {
       return {slots, std::max(b.trigger - kept.pinned, slots + 1)};
     }
@@ -119,7 +83,7 @@ class head_policies {
   budget limit_without(index_t h, const budget& limit, index_t pinned) const {
     const P& p = policy_of(h);
     const index_t least = declared(p).min_budget(), slots = std::max(limit.slots - pinned, least);
-    return budget_of(h).trigger > 0
+    return at(h).limit.trigger > 0
                ? budget{slots, std::max(limit.trigger - pinned, slots + 1)}
                : budget_within(p, std::max(limit.trigger_length() - 1 - pinned, least));
   }
@@ -129,36 +93,43 @@ class head_policies {
   /// are tokens until the layer's turn.
   budget in_turn(index_t h, const budget& limit, index_t tokens) const {
     const index_t batch = limit.trigger_length() - limit.slots;
-    if (is_cut(h) || budget_of(h).trigger > 0 || batch == 1) {
+    if (is_cut(h) || at(h).limit.trigger > 0 || batch == 1) {
       return limit;
     }
-    const auto turn = static_cast<index_t>(std::int64_t{turns_[as_size(kv_.in_request(h))]} *
-                                           batch / compressed_layers_);
+    const auto turn = static_cast<index_t>(std::int64_t{at(h).turn} * batch / compressed_layers_);
     return {limit.trigger_length() - batch + (tokens + batch - turn) % batch, limit.trigger};
   }
   /// The fewest slots that head `h` can decode with, where it is held to `limit` after its `kept`
   /// ones: of the budget, which counts the pinned ones, or more.
   std::int64_t least_capacity(index_t h, const budget& limit, const kept_slots& kept) const {
-    return by_policy(h, [&](const auto& p) -> std::int64_t {
+    return with(h, [&](const auto& p) -> std::int64_t {
       if (!declared(p).evicts()) {
         return std::int64_t{kept.sealed} + 1;
       }
       const std::int64_t decoding = declared(p).supports_decode() ? 1 : 0,
-                         slack = is_cut(h) ? 0 : budget_of(h).slack;
+                         slack = is_cut(h) ? 0 : at(h).limit.slack;
       return kept.sealed +
              std::max(slots_of(h) + slack + decoding,
                       decoding * (std::int64_t{kept.pinned} + limit.trigger_length()));
     });
   }
-
-  void expect_given(const char* call, index_t h, const observation_needs& given) const {
-    by_policy(h, [&](const auto& p) { expect_given(call, p, given); });
+  /// Refused: a head without room for a budget and a token after its `kept` slots.
+  void expect_room(const char* call, index_t h, const kept_slots& kept, const budget& limit) const {
+    const std::int64_t least = least_capacity(h, limit, kept);
+    expects(errc::no_capacity, least <= kv_.head(h).capacity(), call,
+            ": expected a capacity of at least ", least,
+            " slots (sealed, budget and the new token), got ", kv_.head(h).capacity());
   }
-  /// Refused after a seal: a policy that needs the log-sum-exp without probabilities, which say
-  /// how much of it lies there; one that needs probabilities without a log-sum-exp where attention
-  /// has sinks, whose share it says.
-  void expect_given_sealed(const char* call, index_t h, const observation_needs& given) const {
-    by_policy(h, [&](const auto& p) {
+
+  /// Refused: a step's attention without what the policy of head `h` needs of it.
+  void expect_given(const char* call, index_t h, const observation_needs& given) const {
+    with(h, [&](const auto& p) { expect_given(call, p, given); });
+  }
+  /// Refused where slots are kept: a policy that needs the log-sum-exp without probabilities, which
+  /// say how much of it lies there; one that needs probabilities without a log-sum-exp where
+  /// attention has sinks, whose share it says. `given`: at construction.
+  void expect_given_kept(const char* call, index_t h, const observation_needs& given) const {
+    with(h, [&](const auto& p) {
       const observation_needs needs = declared(p).needs();
       expects(!needs.log_sum_exp || given.probabilities, call,
               ": expected the step's probabilities behind a seal (", p.name(),
@@ -168,22 +139,23 @@ class head_policies {
               p.name(), " needs the probabilities), got none");
     });
   }
-  void expect_given_sealed(const char* call, index_t h) const {
-    expect_given_sealed(call, h, given_);
-  }
-
-  cache_ref kv_;
-  bool alike_ = false;  // do heads of layers without a window keep the same tokens?
+  void expect_given_kept(const char* call, index_t h) const { expect_given_kept(call, h, given_); }
 
  private:
-  const budget& budget_of(index_t head) const { return budgets_[as_size(kv_.in_request(head))]; }
+  struct own {
+    P policy;
+    budget limit;
+    std::optional<window_cut> cut;
+    index_t turn;  ///< which of the layers without a window it is in
+  };
+
+  const own& at(index_t h) const { return of_request_[as_size(kv_.in_request(h))]; }
 
   void expect_one_or_each(const char* what, const void* data, std::size_t count) const {
     expects(data != nullptr || count == 0, "compressor: expected ", what, ", got null");
     expects(count == 1 || count == as_size(kv_.per_request()), "compressor: expected ", what,
             ": one, or one for each of ", kv_.per_request(), " heads of a request, got ", count);
   }
-
   static void expect_given(const char* call, const auto& p, const observation_needs& given) {
     const observation_needs needs = declared(p).needs();
     const auto expect = [&](const char* what, bool needed, bool has) {
@@ -194,17 +166,59 @@ class head_policies {
     expect("log_sum_exp", needs.log_sum_exp, given.log_sum_exp);
     expect("query", needs.query, given.query);
   }
-
   static void check_head(const P& p, const budget& b, const observation_needs& given,
                          const head_ref& head);
 
-  observation_needs given_;      // by an engine with its own attention
-  std::vector<P> policies_;      // [layers · kv_heads], of a request
-  std::vector<budget> budgets_;  // the same
-  std::vector<std::optional<window_cut>> cuts_;
-  std::vector<index_t> turns_;     // the same: which of the layers without a window it is in
-  index_t compressed_layers_ = 0;  // layers without a window
+  cache_ref kv_;
+  observation_needs given_;        // by an engine with its own attention
+  std::vector<own> of_request_;    // [layers · kv_heads]
+  index_t compressed_layers_ = 0;  // those without a window
+  bool alike_ = false;
 };
+
+// Not in the class: what is inline is compiled by every file, `extern template` or not.
+
+template <policy P>
+head_policies<P>::head_policies(const cache_ref& kv, std::span<const P> policies,
+                                std::span<const budget> budgets, const observation_needs& given)
+    : kv_(kv), given_(given) {
+  expect_one_or_each("policies", policies.data(), policies.size());
+  expect_one_or_each("budgets", budgets.data(), budgets.size());
+  const auto of = [](const auto& one_or_each, index_t i) -> const auto& {
+    return one_or_each[one_or_each.size() == 1 ? 0 : as_size(i)];
+  };
+  const P* sharing = nullptr;  // the policy of the head before
+  const index_t of_layer = kv_.head(0).spec().kv_heads;
+  for (index_t i = 0; i < kv_.per_request(); ++i) {
+    const budget& b = of(budgets, i);
+    const P& p = of(policies, i);
+    const head_ref head = kv_.head(kv_.of_request(0, i));
+    const index_t window = head.spec().window;
+    compressed_layers_ += i % of_layer == 0 && window == 0 ? 1 : 0;
+    of_request_.push_back({p, b, std::nullopt, compressed_layers_ - 1});
+    own& added = of_request_.back();
+    if (window > 0) {
+      added.cut = window_cut{window < head.capacity()};
+      continue;
+    }
+    expects(b.slack >= 0, "compressor: expected a slack of at least 0 slots, got ", b.slack);
+    expects(!b.is_shared || budgets.size() == 1,
+            "compressor: expected one shared budget for all heads, got ", budgets.size());
+    expects(!b.alike || policies.size() == 1,
+            "compressor: expected one policy for the same tokens, got ", policies.size());
+    declared(p).validate();
+    expects(!b.is_shared || sharing == nullptr || declared(p) == declared(*sharing),
+            "compressor: expected one policy with equal options where heads share a budget, got ",
+            p.name(), " and ", sharing == nullptr ? p.name() : sharing->name(),
+            " (their scores are of different units, or kept elsewhere)");
+    sharing = &p;
+    if (b.is_shared) {
+      added.policy = for_shared(p, b.slots, b.slack, b.alike);
+    }
+    alike_ = b.is_shared && b.alike && of_layer > 1;
+    check_head(added.policy, b, given, head);
+  }
+}
 
 template <policy P>
 void head_policies<P>::check_head(const P& p, const budget& b, const observation_needs& given,
@@ -218,15 +232,15 @@ void head_policies<P>::check_head(const P& p, const budget& b, const observation
   }
   expects(b.most == 0 || b.most >= b.slots, "compressor: expected a cap of at least ", b.slots,
           " slots a head (the mean that heads share), got ", b.most);
-  if (declared(p).supports_decode()) {
-    expect_given("compressor", p, given);
-    expects(errc::no_capacity, std::int64_t{b.slots} + b.slack < capacity,
-            "compressor: expected a capacity of at least ", std::int64_t{b.slots} + b.slack + 1,
-            " slots (budget, slack and the new token), got ", capacity);
-    expects(errc::no_capacity, b.trigger <= capacity,
-            "compressor: expected a capacity of at least ", b.trigger, " slots (the trigger), got ",
-            capacity);
+  if (!declared(p).supports_decode()) {
+    return;
   }
+  expect_given("compressor", p, given);
+  expects(errc::no_capacity, std::int64_t{b.slots} + b.slack < capacity,
+          "compressor: expected a capacity of at least ", std::int64_t{b.slots} + b.slack + 1,
+          " slots (budget, slack and the new token), got ", capacity);
+  expects(errc::no_capacity, b.trigger <= capacity, "compressor: expected a capacity of at least ",
+          b.trigger, " slots (the trigger), got ", capacity);
 }
 
 }  // namespace kvmeld::inline v0::detail

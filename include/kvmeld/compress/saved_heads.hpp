@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// The bytes of saved heads, as those of one request.
+/// The bytes of saved heads, and of a request.
 #pragma once
 
 #include <algorithm>  // std::ranges::for_each
@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kvmeld/compress/one_head.hpp"
+#include "kvmeld/compress/open_heads.hpp"
 #include "kvmeld/detail/bytes.hpp"
 
 namespace kvmeld::inline v0 {
@@ -244,6 +244,104 @@ void load_heads(std::istream& in, Heads& heads) {
       from_bytes(next, x);
       next += sizeof x;
     });
+  }
+}
+
+/// One request's heads, as they are saved.
+template <policy P>
+struct saved_request {
+  open_heads<P>& all;
+  std::vector<index_t> list;
+  std::vector<kept_slots> kept = {};
+  std::vector<budget> limits = {};
+
+  index_t count() const { return static_cast<index_t>(list.size()); }
+  head_ref head(index_t i) const { return all.kv.head(list[as_size(i)]); }
+  head_state& state(index_t i) const { return all.of(list[as_size(i)]).state; }
+  /// The head whose tokens head `i` must have: its layer's first, or its own.
+  index_t like(index_t i) const {
+    return all.policies.alike(list[as_size(i)]) ? i - i % head(i).spec().kv_heads : i;
+  }
+  void expect_fits(index_t i, index_t length, index_t measured) const {
+    const index_t h = list[as_size(i)];
+    const kept_slots& own = kept[as_size(i)];
+    expects(errc::corrupt_file,
+            std::int64_t{own.sealed} + own.pinned <= length - measured &&
+                own.sealed % head(i).page_slots() == 0,
+            "load: expected at most ", length - measured,
+            " sealed and pinned slots, the former in whole pages of ", head(i).page_slots(),
+            ", got ", own.sealed, " and ", own.pinned);
+    if (own.sealed > 0 || own.pinned > 0) {
+      all.policies.with(h, [](const auto& p) { expect_seals("load: ", p); });
+      all.policies.expect_room("load", h, own, limits[as_size(i)]);
+    }
+    head(i).expect_pages(0, length);
+    all.kv.expect_own_pages("load", h, 0, length);
+  }
+};
+
+/// Saves a request: of every head −sealed slots, if there are any, 0 and its pinned ones, if there
+/// are any, then slots and trigger of what it is held to; CRC-32 of these; then the heads.
+template <policy P>
+void save_request(open_heads<P>& all, std::ostream& out, index_t request) {
+  saved_request<P> heads{all, all.closed("save", request)};
+  byte_writer limits(out);
+  all.gather("save", heads.list);
+  all.expect_alike("save", heads.list);
+  for (const index_t h : heads.list) {
+    expects(!all.awaits_pins(h), "save: expected all pinned tokens, got some to come");
+    const one_head& one = all.of(h);
+    if (one.kept.sealed > 0) {
+      limits.put(-one.kept.sealed);
+    }
+    if (one.kept.pinned > 0) {
+      limits.put(index_t{0}), limits.put(one.kept.pinned);
+    }
+    limits.put(one.limit.slots), limits.put(one.limit.trigger);
+  }
+  limits.finish();
+  save_heads(out, heads);
+}
+
+/// Loads that into a request, and holds its heads to what they were held to.
+template <policy P>
+void load_request(open_heads<P>& all, std::istream& in, index_t request) {
+  saved_request<P> heads{all, all.of_request("load", request)};
+  byte_reader from(in);
+  for (const index_t h : heads.list) {
+    const index_t capacity = all.kv.head(h).capacity();
+    auto slots = from.get<index_t>();
+    expects(errc::corrupt_file, slots >= -capacity, "load: expected at most ", capacity,
+            " sealed slots, got ", -std::int64_t{slots});
+    kept_slots kept{.sealed = std::max(-slots, index_t{0})};
+    slots = slots < 0 ? from.get<index_t>() : slots;
+    if (slots == 0) {
+      kept.pinned = from.get<index_t>(), slots = from.get<index_t>();
+      expects(errc::corrupt_file, kept.pinned > 0 && kept.pinned <= capacity,
+              "load: expected 1 to ", capacity, " pinned slots, got ", kept.pinned);
+    }
+    const auto trigger = from.get<index_t>();
+    const bool cut = all.policies.is_cut(h);
+    const index_t window = all.policies.slots_of(h);
+    expects(errc::corrupt_file, !cut || (slots == window && trigger == 0),
+            "load: expected a window of ", window, " tokens without a trigger, got ", slots,
+            " and ", trigger);
+    expects(errc::corrupt_file, cut || (slots > 0 && slots <= capacity && trigger >= 0),
+            "load: expected a limit of 1 to ", capacity, " slots, got ", slots);
+    heads.kept.push_back(kept), heads.limits.push_back({slots, trigger});
+  }
+  from.finish();
+  all.or_recount(heads.list, [&] { load_heads(in, heads); });
+  pinned_tokens& pins = all.pins[as_size(request)] = {};
+  for (std::size_t i = 0; i < heads.list.size(); ++i) {
+    const index_t h = heads.list[i];
+    all.hold_to(h, heads.limits[i], heads.kept[i]);
+    one_head& one = all.of(h);
+    one.gathered = all.kv.head(h).next_position();
+    one.compressed = one.gone > 0 ? one.gathered : 0;
+    for (index_t s = one.kept.sealed; s < one.kept.count(); ++s) {
+      pins.add(all.kv.head(h).position(s), all.kv.head(h).position(s) + 1);
+    }
   }
 }
 
