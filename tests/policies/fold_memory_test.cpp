@@ -15,7 +15,7 @@ using kvmeld::budget;
 
 TEST_CASE("fold that remembers no query has no state beside its columns, and decodes", "[fold]") {
   const kvmeld::fold policy{.decode = {.queries = 0}};
-  CHECK(kvmeld::declared(policy).memory(64, 4, 100) == kvmeld::detail::fold_layout::header);
+  CHECK(kvmeld::declared(policy).memory(64, 4, 100) == 6);  // counts, and what was scored
   auto kv = fixtures::random_cache(60, 8, 2, 80);
   auto state = fixtures::make_state(policy, kv);
   const fixtures::queries own(60, 2, 8);
@@ -38,11 +38,11 @@ TEST_CASE("fold remembers a prompt's queries evenly spread, then every other ste
   auto state = fixtures::make_state(policy, kv);
   const fixtures::queries prompt(count, 2, 3);
   kvmeld::observe(policy, kv.head(0), state[0], prompt.view());
-  const kvmeld::detail::fold_memory memory(state[0].memory(), most, 2, 3);
+  const kvmeld::detail::fold_memory memory(state[0].memory(), {most, 2, 3});
   REQUIRE(memory.count() == std::min(count, most));
   const auto remembered = [&](index_t g, index_t i, index_t e) {
     float q[3];
-    memory.query(g, i, q);
+    memory.query_of(g, i, q);
     return q[e];
   };
   const auto rounded = [](float x) { return static_cast<float>(static_cast<Eigen::bfloat16>(x)); };
@@ -50,7 +50,7 @@ TEST_CASE("fold remembers a prompt's queries evenly spread, then every other ste
   for (index_t i = 0; i < memory.count(); ++i) {
     const index_t from = i * count / memory.count();
     expected.push_back(tokens - count + from);
-    CHECK(memory.position(i) == expected.back());
+    CHECK(memory.position_of(i) == expected.back());
     for (index_t g = 0; g < 2; ++g) {
       for (index_t e = 0; e < 3; ++e) {
         CHECK(remembered(g, i, e) ==
@@ -63,13 +63,13 @@ TEST_CASE("fold remembers a prompt's queries evenly spread, then every other ste
     const std::vector<float> p(2 * static_cast<std::size_t>(tokens + t + 1)), q(6, 1.0F + float(t));
     kvmeld::observe(policy, kv.head(0), state[0], state.workspace(),
                     {.probabilities = p, .query = q.data()});
-    CHECK(memory.position(memory.count() - 1) == tokens + t);
+    CHECK(memory.position_of(memory.count() - 1) == tokens + t);
     CHECK(remembered(1, memory.count() - 1, 2) == q[5]);
   }
   expected.insert(expected.end(), {25, 27, 29});
   expected.erase(expected.begin(), expected.end() - memory.count());
   for (index_t i = 0; i < memory.count(); ++i) {
-    CHECK(memory.position(i) == expected[static_cast<std::size_t>(i)]);
+    CHECK(memory.position_of(i) == expected[static_cast<std::size_t>(i)]);
   }
 }
 

@@ -2,6 +2,7 @@
 /// From each slot's mark or destination to the rows of a plan.
 #pragma once
 
+#include <algorithm>  // std::fill_n, std::max
 #include <span>
 #include <utility>  // std::exchange
 
@@ -67,6 +68,28 @@ void for_each_row(slot_scratch& work, Row row) {
       row(std::span<const index_t>(order).subspan(as_size(begin), as_size(end - begin)));
       begin = end;
     }
+  }
+}
+
+/// Of those rows the `target` of largest `weight_of(members)` are kept, those of which
+/// `always(anchor)` first; the slots of others are evicted.
+template <class Always, class Weight>
+void keep_rows(index_t length, index_t target, Always always, Weight weight_of,
+               slot_scratch& work) {
+  auto& weight = work.numbers;
+  weight.resize(std::max(weight.size(), as_size(length)));
+  std::fill_n(weight.begin(), length, lowest_score);  // no anchors
+  index_t rows = 0;
+  for_each_row(work, [&](std::span<const index_t> members) {
+    weight[as_size(members[0])] = weight_of(members);
+    ++rows;
+  });
+  if (rows <= target) {
+    return;
+  }
+  search::select(length, target, always, search::column_score(weight), work);
+  for (index_t& to : work.row_of) {
+    to = work.marks[to] != 0 ? to : -1;
   }
 }
 

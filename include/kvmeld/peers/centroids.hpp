@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <bit>    // std::bit_cast
 #include <cmath>  // std::log
 
+#include "kvmeld/memory/fields.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/search/cluster.hpp"
@@ -76,12 +76,12 @@ struct centroids {
 
   /// Remembers how many tokens had been appended when the head was last within its budget.
   void after_compress(const kv_head auto& head, head_state& state, index_t) const {
-    state.memory()[0] = std::bit_cast<float>(head.next_position());
+    integer_field().set(state.memory().data(), head.next_position());
   }
 
  private:
   static bool prompt(const kv_head auto& head, const head_state& state, index_t target) {
-    return head.next_position() - std::bit_cast<index_t>(state.memory()[0]) > target / 2;
+    return head.next_position() - integer_field().get(state.memory().data()) > target / 2;
   }
 
   void cluster_prompt(const kv_head auto& head, index_t count, const std::vector<index_t>& others,

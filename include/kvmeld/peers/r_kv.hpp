@@ -2,10 +2,10 @@
 #pragma once
 
 #include <algorithm>  // std::copy
-#include <bit>        // std::bit_cast
 #include <cmath>      // std::isfinite
 
 #include "kvmeld/detail/product.hpp"
+#include "kvmeld/memory/fields.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/softmax.hpp"
 #include "kvmeld/score/tile_products.hpp"
@@ -36,9 +36,8 @@ struct r_kv {
       option("kernel", &r_kv::kernel, 1, any_count,
              "neighbours that an importance is the largest of, an odd number"),
       option("lambda", &r_kv::lambda, 0, 1, "weight of importance; the rest is of redundancy")};
-  /// How many queries are held; their positions, as bits; the queries, the oldest first.
   std::size_t memory(index_t dim, index_t group, index_t) const {
-    return 1 + as_size(window) * (1 + as_size(dim, group));
+    return as_size(window_queries{window, group, dim}.all.size);
   }
   protection protects(const kv_head auto&, index_t) const {
     return {.sinks = sinks, .recent = window};
@@ -77,6 +76,14 @@ struct r_kv {
   }
 
  private:
+  /// The latest queries, the oldest first.
+  struct window_queries {
+    index_t window, group, dim;
+    memory_layout all = {};
+    row_field count = all.f32();
+    integer_field position = all.i32(window);
+    row_field query = all.f32(std::ptrdiff_t{group} * dim, window);
+  };
   static constexpr index_t keys_at_once = 32;
   static constexpr float alike = 0.5F;  ///< the cosine above which two keys say the same
 
@@ -88,19 +95,20 @@ struct r_kv {
 
   void hold(const kv_head auto& head, head_state& state, const query_view<float>& queries,
             index_t i) const {
-    const std::span<float> all = state.memory(), positions = all.subspan(1, as_size(window)),
-                           rows = all.subspan(1 + as_size(window));
-    const std::size_t size = as_size(head.group(), head.dim());
-    auto held = static_cast<std::size_t>(all[0]);
-    if (held == positions.size()) {  // the oldest goes
-      std::copy(positions.begin() + 1, positions.end(), positions.begin());
-      std::copy_n(rows.data() + size, --held * size, rows.data());
+    const window_queries at{window, head.group(), head.dim()};
+    float* const own = state.memory().data();
+    auto held = static_cast<index_t>(*at.count.row(own));
+    if (held == window) {  // the oldest goes
+      --held;
+      std::copy_n(own + at.position.at + 1, held, own + at.position.at);
+      std::copy_n(at.query.row(own, 1), held * at.query.floats, at.query.row(own));
     }
-    positions[held] = std::bit_cast<float>(queries.position_of(i, head.next_position()));
+    at.position.set(own, queries.position_of(i, head.next_position()), held);
     for (index_t g = 0; g < head.group(); ++g) {
-      std::copy_n(queries.at(g, i), head.dim(), &rows[held * size + as_size(g, head.dim())]);
+      std::copy_n(queries.at(g, i), head.dim(),
+                  at.query.row(own, held) + std::ptrdiff_t{g} * head.dim());
     }
-    all[0] = static_cast<float>(held + 1);
+    *at.count.row(own) = static_cast<float>(held + 1);
   }
 
   /// `mean [length]`: the attention of the queries held, 0 in the window. `mass [length]`, `logits
@@ -110,12 +118,13 @@ struct r_kv {
                 Rows& logits) const {
     const score::logit_terms terms(head);
     const auto competes = outside(head);
-    const std::span<const float> all = state.memory();
-    const auto held = static_cast<index_t>(all[0]);
+    const window_queries queries{window, head.group(), head.dim()};
+    const float* const own = state.memory().data();
+    const auto held = static_cast<index_t>(*queries.count.row(own));
     mean.setZero();
     for (index_t i = 0; i < held; ++i) {
-      const auto at = std::bit_cast<index_t>(all[1 + as_size(i)]);
-      const float* const query = &all[1 + as_size(window) + as_size(i, head.group(), head.dim())];
+      const index_t at = queries.position.get(own, i);
+      const float* const query = queries.query.row(own, i);
       mass.setConstant(lowest_score);
       detail::each_tile_of_keys(head, [&](index_t first, const detail::tile& keys) {
         const auto count = static_cast<index_t>(keys.rows());

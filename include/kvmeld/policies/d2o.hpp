@@ -83,7 +83,7 @@ struct d2o {
 
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
-    search::select(head.length(), target, is_protected(head, target),
+    search::select(head.length(), target, protected_slots(head, protects(head, target)),
                    search::column_score(state.column(score)), work);
     const auto u = search::match_by_cosine(head, work);
     const auto at = [](const auto& x, index_t s) -> auto& { return x[as_size(s)]; };
@@ -108,10 +108,13 @@ struct d2o {
     out.set_measured(m);
   }
 
-  /// eq. 10: what a change has measured enters the threshold.
+  /// eq. 10: what a change has measured enters the threshold. Keys of NaN measure nothing.
   void update_memory(const kv_head auto&, head_state& state, const merge_plan& change,
                      slot_scratch&) const {
-    remember(state, change.measured());
+    if (const auto m = change.measured(); m && !std::isnan(*m)) {
+      state.memory()[threshold] = next_threshold(state, *m);
+      state.memory()[has_threshold] = 1;
+    }
   }
 
  private:
@@ -138,21 +141,10 @@ struct d2o {
     return counts ? std::log(all) : head.log_mass(j);
   }
 
-  auto is_protected(const kv_head auto& head, index_t target) const {
-    return protected_slots(head, sinks, share_of(recent, target - sinks));
-  }
-  /// eq. 10: `τ_t = β m_t + (1 − β) τ_{t−1}`; the first `m_t` is the first τ.
   float next_threshold(const head_state& state, float m) const {
     const auto now = state.memory();
     return detail::d2o_threshold(beta, m, now[has_threshold] != 0, now[threshold],
                                  detail::multiply_add);
-  }
-  /// Keys of NaN measure nothing.
-  void remember(head_state& state, std::optional<float> m) const {
-    if (m && !std::isnan(*m)) {
-      state.memory()[threshold] = next_threshold(state, *m);
-      state.memory()[has_threshold] = 1;
-    }
   }
 };
 

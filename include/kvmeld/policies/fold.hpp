@@ -2,39 +2,487 @@
 #pragma once
 
 #include <algorithm>  // std::ranges::count, std::ranges::transform
+#include <cmath>      // std::exp, std::pow
+#include <cstdint>
+#include <cstring>  // std::memcpy
+#include <limits>   // std::numeric_limits
+#include <unordered_map>
 #include <vector>
 
-#include "kvmeld/policies/fold/decode.hpp"
+#include "kvmeld/detail/product.hpp"
+#include "kvmeld/memory/rotation.hpp"
+#include "kvmeld/merge/fit.hpp"
 #include "kvmeld/policies/fold/layout.hpp"
-#include "kvmeld/policies/fold/model_leverage.hpp"
-#include "kvmeld/policies/fold/prompt.hpp"
 #include "kvmeld/policies/policy.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/leverage.hpp"
 #include "kvmeld/score/prompt_scores.hpp"
+#include "kvmeld/score/softmax.hpp"
+#include "kvmeld/search/cluster.hpp"
+#include "kvmeld/search/ward.hpp"
 
 namespace kvmeld::inline v0 {
 
-/// fold (ours): slots that attention cannot tell apart are merged; outliers are kept unmerged,
+namespace detail {
+
+/// What `fold` remembers of a head, in its floats; read only when they are const.
+template <class Float>
+class fold_memory : fold_layout {
+ public:
+  fold_memory(std::span<Float> memory, const fold_layout& at)
+      : fold_layout(at), memory_(memory.data()) {}
+
+  /// The positions of the prompts that have been scored, from the first one's queries on.
+  struct positions {
+    index_t begin, end;
+
+    index_t count() const { return end - begin; }
+    bool has(index_t at) const { return begin <= at && at < end; }
+  };
+  positions scored() const { return {prompt_begin.get(memory_), prompt_end.get(memory_)}; }
+  void set_scored(const positions& p) {
+    prompt_begin.set(memory_, p.begin), prompt_end.set(memory_, p.end);
+  }
+
+  /// Queries held per query head.
+  index_t count() const { return held.get(memory_); }
+  /// Query `i` of group member `g`, the oldest first, into `out [dim]`.
+  void query_of(index_t g, index_t i, float* out) const {
+    std::uint16_t bits[rotation::max_dim];
+    std::memcpy(bits, at(g, place(i)), bytes());
+    std::transform(bits, bits + dim, out, [](std::uint16_t upper) {
+      return std::bit_cast<float>(std::uint32_t{upper} << 16);
+    });
+  }
+  index_t position_of(index_t i) const { return position.get(memory_, place(i)); }
+
+  /// A step's query `[group, dim]`. Every `stride`-th is held, and always the newest.
+  void remember(const float* q, index_t at_position, index_t stride) {
+    if (queries == 0) {
+      return;
+    }
+    const index_t slot = next.get(memory_), step = steps.get(memory_);
+    put(slot, at_position, [&](index_t g) { return q + std::ptrdiff_t{g} * dim; });
+    held.set(memory_, std::max(count(), slot + 1)), newest.set(memory_, slot);
+    next.set(memory_, next_slot(slot, step, stride)), steps.set(memory_, (step + 1) % stride);
+  }
+
+  /// Reference queries: as many as there is room for, evenly spread. `next_position`: so far.
+  void remember(const query_view<float>& reference, index_t next_position) {
+    if (queries == 0) {
+      return;
+    }
+    const index_t n = std::min(queries, reference.count);
+    for (index_t i = 0; i < n; ++i) {
+      const auto from = static_cast<index_t>(std::int64_t{i} * reference.count / n);
+      put(i, reference.position_of(from, next_position),
+          [&](index_t g) { return reference.at(g, from); });
+    }
+    held.set(memory_, n), newest.set(memory_, n - 1);
+    next.set(memory_, n % queries), steps.set(memory_, 0);
+  }
+
+ private:
+  index_t place(index_t i) const { return slot_of(i, count(), newest.get(memory_)); }
+  Float* at(index_t g, index_t slot) const {
+    return query.row(memory_, std::ptrdiff_t{slot} * group + g);
+  }
+  std::size_t bytes() const { return as_size(dim) * sizeof(std::uint16_t); }
+  template <class Query>
+  void put(index_t slot, index_t at_position, Query query_of_head) {
+    position.set(memory_, at_position, slot);
+    for (index_t g = 0; g < group; ++g) {
+      const float* const q = query_of_head(g);
+      std::uint16_t bits[rotation::max_dim];
+      std::transform(q, q + dim, bits,
+                     [](float x) { return static_cast<Eigen::bfloat16>(x).value; });
+      std::memcpy(at(g, slot), bits, bytes());
+    }
+  }
+
+  Float* memory_;
+};
+
+}  // namespace detail
+
+/// The slots that are not marked become clusters, `target` rows in all. Seeds keep away from what
+/// is marked.
+struct fold_prompt {
+  index_t pool = 5;
+  float outlier = 1.6F;
+  index_t rounds = 4;
+  float floor = 0.1F;
+  float ridge = 0.002F;
+  index_t refine = 0;
+  float rate = 0.01F;
+
+  /// What becomes of a slot.
+  enum mark : char { clustered, pinned, evicted };
+
+  /// Marks as evicted a `share` of the slots that are not pinned: the best by `score [slots]` of
+  /// those that hold one token, but no more than leave a slot for every cluster of `target` rows.
+  static void mark_evicted(float share, index_t target, std::span<const float> tokens,
+                           std::span<const float> score, slot_scratch& work) {
+    auto& single = work.order;
+    single.clear();
+    for (std::size_t s = 0; s < score.size(); ++s) {
+      if (work.marks[s] == clustered && tokens[s] == 1.0F) {
+        single.push_back(static_cast<index_t>(s));
+      }
+    }
+    const auto others = static_cast<float>(std::ranges::count(work.marks, clustered));
+    const index_t most =
+        std::min({static_cast<index_t>(share * others), static_cast<index_t>(single.size()),
+                  static_cast<index_t>(score.size()) - target});
+    if (most <= 0) {
+      return;
+    }
+    detail::select_slots(
+        single, most, [&](index_t s) { return detail::descending(rank(score[as_size(s)])); },
+        work.keyed);
+    for (const index_t s : std::span(single).first(as_size(most))) {
+      work.marks[s] = evicted;
+    }
+  }
+
+  /// `queries [queries, dim]`; `work.marks` says which slots are pinned, so keep their bytes, and
+  /// which are evicted. `log_mass_of_pin(slot)`: the ridge of the clusters' values is fitted to it.
+  void plan(const kv_head auto& head, const dense::stored auto& queries, index_t target,
+            const auto& log_mass_of_pin, slot_scratch& work, merge_plan& out) const {
+    const index_t n = head.length();
+    // Types that depend on the head's: what is made of them is compiled where it is used.
+    const auto keys = dense::keys(head), values = dense::values(head);
+    const score::logit_terms terms(head);
+    const auto full = dense::attend(queries, keys, values, dense::log_mass(head), terms);
+    const auto count = static_cast<float>(queries.rows());
+    const auto m = (full.mass.array() / count + 1e-6F).matrix().eval();
+    const auto& marks = work.marks;
+    const auto alone = static_cast<index_t>(std::ranges::count(marks, pinned));
+    const dense::vector pull = m.array() + floor / static_cast<float>(n);
+    const search::clusters c =
+        search::cluster(space(head, queries, keys, values), marks, pull, target - alone, rounds);
+    work.row_of.resize(as_size(n));
+    for (index_t s = 0; s < n; ++s) {
+      work.row_of[s] = marks[s] == evicted ? -1 : marks[s] == pinned ? s : c.seeds[c.cluster[s]];
+    }
+
+    // Rows: keys, values, the mass of what they stand for; a slot's part of its row, by m.
+    dense::matrix key = dense::matrix::Zero(target, head.dim()),
+                  value = dense::matrix::Zero(target, head.value_dim());
+    dense::vector row_mass = dense::vector::Zero(target), part(n);
+    std::vector<char> fixed;
+    std::vector<index_t> anchor, ascending;
+    merge::for_each_row(work, [&](std::span<const index_t> members) {
+      const auto r = static_cast<Eigen::Index>(fixed.size());
+      anchor.push_back(members[0]), fixed.push_back(marks[members[0]]);
+      ascending.assign(members.begin(), members.end());
+      std::ranges::sort(ascending);
+      float sum = 0;
+      for (const index_t s : ascending) {
+        sum += m[s], row_mass[r] += full.mass[s];
+      }
+      for (const index_t s : ascending) {
+        part[s] = m[s] / sum;
+        key.row(r) += part[s] * keys.row(s), value.row(r) += part[s] * values.row(s);
+      }
+    });
+    auto beta = merge::fit_log_mass(key, row_mass, queries, full.log_sum_exp, terms);
+    for (Eigen::Index r = 0; r < target; ++r) {
+      beta[r] = fixed[as_size(r)] != 0 ? log_mass_of_pin(anchor[as_size(r)]) : beta[r];
+    }
+    merge::fitted_slots fitted{key, value, beta};
+    if (ridge > 0) {
+      auto p = merge::probabilities(queries, key, beta, terms), missing = full.output;
+      dense::add_product(-1, p, value, missing);
+      std::vector<Eigen::Index> merged;  // rows, whose columns of p come first
+      for (Eigen::Index r = 0; r < target; ++r) {
+        if (fixed[as_size(r)] == 0) {
+          p.col(static_cast<Eigen::Index>(merged.size())) = p.col(r);
+          merged.push_back(r);
+        }
+      }
+      p.conservativeResize(p.rows(), static_cast<Eigen::Index>(merged.size()));
+      const dense::matrix delta = merge::ridge_values(p, missing, ridge);
+      for (std::size_t i = 0; i < merged.size(); ++i) {
+        fitted.value.row(merged[i]) += delta.row(static_cast<Eigen::Index>(i));
+      }
+    }
+    if (refine > 0) {
+      merge::refine({queries, full, terms}, fixed, refine, rate, fitted);
+    }
+
+    out.reset(n);
+    merge::for_each_row(work, [&, r = std::size_t{0}](std::span<const index_t> members) mutable {
+      const float log_mass = fitted.log_mass[static_cast<Eigen::Index>(r)];
+      if (fixed[r++] != 0) {
+        return out.keep(members[0], log_mass);
+      }
+      for (const index_t s : members) {
+        out.add({s, part[s], part[s]});
+      }
+      out.end_row(log_mass);
+    });
+    if (ridge > 0 || refine > 0) {
+      fitted.value -= value;
+      out.correct_values({fitted.value.data(), as_size(fitted.value.size())}, head.value_dim());
+    }
+    if (refine > 0) {
+      fitted.key -= key;
+      out.correct_keys({fitted.key.data(), as_size(fitted.key.size())}, head.dim());
+    }
+  }
+
+ private:
+  /// The space in which squared distance is D²: `[scale · (k − mean k) L | v / mean‖v‖]`, `L Lᵀ`
+  /// the queries' covariance, in numbers that a half holds: what tensor cores multiply, exactly.
+  static dense::matrix space(const kv_head auto& head, const dense::stored auto& queries,
+                             const dense::stored auto& keys, const dense::stored auto& values) {
+    using matrix = std::remove_cvref_t<decltype(keys)>;
+    const matrix centred = queries.rowwise() - queries.colwise().mean();
+    matrix covariance = matrix::Zero(queries.cols(), queries.cols());
+    dense::add_transposed_product(1 / static_cast<float>(queries.rows()), centred, centred,
+                                  covariance);
+    covariance.diagonal().array() += 1e-3F;
+    dense::cholesky(covariance);
+    for (Eigen::Index r = 0; r < covariance.rows(); ++r) {
+      covariance.row(r).head(r).setZero();  // Lᵀ
+    }
+    const float norm = std::max(values.rowwise().norm().mean(), 1e-20F);
+    matrix x(keys.rows(), keys.cols() + values.cols()), centre(1, keys.cols());
+    const matrix mean = keys.colwise().mean();
+    dense::set_product_transposed(-head.scale(), mean, covariance, centre);
+    x.leftCols(keys.cols()).rowwise() = centre.row(0);
+    dense::add_product_transposed(head.scale(), keys, covariance, x.leftCols(keys.cols()));
+    x.rightCols(values.cols()) = values / norm;
+    constexpr float most = 65504;  // of halfs
+    x = x.cwiseMin(most).cwiseMax(-most).template cast<Eigen::half>().template cast<float>();
+    return x;
+  }
+};
+
+/// Everything is computed in the plan's own scratch, so that nothing is allocated after its first
+/// use.
+struct fold_decode {
+  future_positions ahead = {};
+  index_t queries = 16;
+  index_t stride = 4;
+  index_t period = 0;
+
+  index_t freed(index_t slots) const { return detail::fold_freed(period, slots); }
+
+  /// `work.marks` says which slots keep their bytes; of the others, the cheapest to fold go.
+  template <class Memory>
+  void plan(const kv_head auto& head, const Memory& memory, index_t target, slot_scratch& work,
+            merge_plan& out) const {
+    // Types that depend on the head's: what is made of them is compiled where it is used.
+    const auto n = head.length(), dim = head.dim(), count = memory.count() * head.group();
+    const auto size = as_size(n), d = as_size(dim), q = as_size(count);
+    detail::arena scratch(
+        work.numbers, 2 * size + 2 * q + (q + 1) * d +
+                          std::max(some_queries * (size + score::whole_vectors) + tile_slots * d,
+                                   2 * search::ward_slots::floats(n, dim)));
+    auto sum = scratch.column(n), cost = scratch.column(n), log_sum_exp = scratch.column(count),
+         logit = scratch.column(count), key = scratch.column(dim);
+    auto foreseen = scratch.rows(count, dim);
+    foresee(head, memory, foreseen);
+    measure(head, foreseen, scratch, sum, log_sum_exp);
+    const auto mass = [&sum, each = static_cast<float>(std::max(count, 1))](index_t s) {
+      return sum[s] / each + 1e-6F;
+    };
+
+    // Removed are the slots cheapest to merge into one of no less mass. In descending order of
+    // mass, these are before it, or next to it where masses are equal.
+    auto& order = work.order;
+    order.clear();
+    for (index_t s = 0; s < n; ++s) {
+      if (work.marks[s] == 0) {
+        order.push_back(s);
+      }
+    }
+    const index_t freed_now = n - target;
+    expects(static_cast<index_t>(order.size()) > freed_now,
+            "fold: expected fewer pinned slots than the target of ", target, ", got ",
+            n - static_cast<index_t>(order.size()));
+    detail::sort_slots(
+        order, [&](index_t s) { return detail::descending(rank(mass(s))); }, work.keyed);
+    auto& heavier = work.row_of;  // [order] how many weigh no less
+    heavier.resize(order.size());
+    for (std::size_t i = order.size(); i-- > 0;) {
+      const bool last = i + 1 == order.size() || rank(mass(order[i + 1])) < rank(mass(order[i]));
+      heavier[i] = last ? static_cast<index_t>(i) + 1 : heavier[i + 1];
+    }
+    {
+      detail::arena pass = scratch;
+      const search::ward_slots all(head, order, mass, pass);
+      search::cheapest_partners(
+          all, all, [&](index_t i) { return heavier[as_size(i)]; },
+          [&](index_t i, const search::ward_partner& to) {
+            // A key that holds NaN is evicted before others are merged.
+            cost[order[as_size(i)]] = std::isnan(all.square[i]) ? -1 : to.cost;
+          });
+    }
+    detail::select_slots(
+        order, freed_now, [&](index_t s) { return detail::ascending(cost[s]); }, work.keyed);
+    // Into: the cheapest of those that are kept and not pinned.
+    const auto removed = std::span(order).first(as_size(freed_now));
+    auto& into = work.row_of;
+    into.resize(size);
+    {
+      detail::arena pass = scratch;
+      const search::ward_slots to(head, std::span(order).subspan(removed.size()), mass, pass),
+          from(head, removed, mass, pass);
+      search::cheapest_partners(
+          from, to, [&](index_t) { return static_cast<index_t>(to.slot.size()); },
+          [&](index_t i, const search::ward_partner& partner) {
+            into[as_size(removed[as_size(i)])] =
+                std::isnan(from.square[i]) ? evicted : partner.slot;
+          });
+    }
+    write(head, removed, foreseen, log_sum_exp, mass, sum, key, logit, work, out);
+  }
+
+ private:
+  static constexpr index_t some_queries = 32, tile_slots = 128, evicted = -1;
+  static constexpr float infinity = std::numeric_limits<float>::infinity();
+
+  /// A logit that is no finite number is that of a slot without mass.
+  static float of_number(float logit) { return logit < infinity ? logit : -infinity; }
+
+  /// The remembered queries at future positions, `[group · count, dim]`.
+  template <class Memory>
+  void foresee(const kv_head auto& head, const Memory& memory,
+               Eigen::Map<dense::matrix>& foreseen) const {
+    const index_t count = memory.count();
+    rotation turn(head.spec().rope, head.dim());
+    for (index_t i = 0; i < count; ++i) {
+      turn.by(head.next_position() + ahead(i, count) - memory.position_of(i));
+      for (index_t g = 0; g < head.group(); ++g) {
+        float* q = &foreseen(Eigen::Index{g} * count + i, 0);
+        memory.query_of(g, i, q);
+        turn(q);
+        if (!Eigen::Map<const dense::vector>(q, head.dim()).allFinite()) {
+          std::fill_n(q, head.dim(), 0.0F);  // it tells nothing: masses are those of log-mass
+        }
+      }
+    }
+  }
+
+  /// Every slot's mass: probabilities summed over the queries, a few at a time. Without queries,
+  /// what log-mass says.
+  static void measure(const kv_head auto& head, const Eigen::Map<dense::matrix>& queries,
+                      detail::arena scratch, Eigen::Map<dense::vector>& sum,
+                      Eigen::Map<dense::vector>& log_sum_exp) {
+    const auto n = head.length(), width = score::padded(n);
+    auto logits = scratch.rows(some_queries, width);
+    float* const buffer = scratch.rows(tile_slots, head.dim()).data();
+    const score::logit_terms terms(head);
+    sum.setZero();
+    for (Eigen::Index first = 0; first < queries.rows(); first += some_queries) {
+      const Eigen::Index rows = std::min<Eigen::Index>(some_queries, queries.rows() - first);
+      score::multiply_keys(head, queries.middleRows(first, rows), tile_slots, buffer,
+                           logits.topLeftCorner(rows, n));
+      for (Eigen::Index r = 0; r < rows; ++r) {
+        auto logit = logits.row(r).array();
+        terms.replace_products(head, 0, head.next_position(), 0, n, logit.data());
+        logit = logit.unaryExpr(&of_number);
+        score::softmax<> all = terms.sink_of_row(first + r, queries.rows());
+        all.take(logit);
+        if (all.sum > 0) {
+          sum += logits.row(r).head(n).transpose() / all.sum;
+        }
+        log_sum_exp[first + r] = all.sum > 0 ? all.log_sum_exp() : infinity;
+      }
+    }
+    for (index_t s = 0; queries.rows() == 0 && s < n; ++s) {
+      sum[s] = std::exp(std::min(head.log_mass(s), 80.0F));
+    }
+  }
+
+  /// Rows at the tangent: members weighted by their mass, log-mass fitted on the same queries. The
+  /// mass of a prompt's pin includes its gain: the ridge has fitted the values of all other rows to
+  /// the share of attention that the gain gives, which would fall at this step without it.
+  /// `removed` is sorted by the slots that they go into; `key`, `logit`: scratch.
+  template <class MassOf>
+  static void write(const kv_head auto& head, std::span<index_t> removed,
+                    const dense::stored auto& queries, const dense::stored auto& log_sum_exp,
+                    MassOf mass, const dense::stored auto& sum, dense::stored auto& key,
+                    dense::stored auto& logit, slot_scratch& work, merge_plan& out) {
+    const index_t n = head.length(), dim = head.dim();
+    const score::logit_terms terms(head);
+    const auto& into = work.row_of;
+    const auto destination = [&](index_t s) { return into[as_size(s)]; };
+    auto& is_removed = work.marks;
+    std::ranges::fill(is_removed, 0);
+    for (const index_t s : removed) {
+      is_removed[as_size(s)] = 1;
+    }
+    detail::sort_slots(
+        removed, [&](index_t s) { return detail::ascending(destination(s)); }, work.keyed);
+    out.reset(n);
+    std::size_t begin = 0;  // of the next row's members in `removed`
+    while (begin < removed.size() && destination(removed[begin]) == evicted) {
+      ++begin;
+    }
+    for (index_t r = 0; r < n; ++r) {
+      if (is_removed[as_size(r)] != 0) {
+        continue;
+      }
+      std::size_t end = begin;
+      float weight = mass(r), true_mass = sum[r];
+      for (; end < removed.size() && destination(removed[end]) == r; ++end) {
+        weight += mass(removed[end]), true_mass += sum[removed[end]];
+      }
+      if (end == begin) {
+        out.keep(r, head.log_mass(r));
+        continue;
+      }
+      key.setZero();
+      const auto add = [&](index_t s) {
+        const float w = mass(s) / weight;
+        out.add({s, w, w});
+        constexpr index_t chunk = 64;  // of a row, on the stack
+        float own[chunk];
+        for (index_t first = 0; first < dim; first += chunk) {
+          const index_t width = std::min(chunk, dim - first);
+          to_floats(head.key(s).from(first), width, own);
+          for (index_t i = 0; i < width; ++i) {
+            key[first + i] += w * own[i];
+          }
+        }
+      };
+      add(r);
+      for (; begin < end; ++begin) {
+        add(removed[begin]);
+      }
+      float alone = 1;
+      if (queries.rows() > 0) {
+        logit.noalias() = queries * key;
+        logit *= terms.scale();
+        terms.cap_logits(logit.array());
+        logit = (logit - log_sum_exp).array().exp();
+        alone = std::isnan(logit.sum()) ? true_mass : logit.sum();
+      }
+      out.end_row(merge::log_ratio(true_mass, alone));
+    }
+  }
+};
+
+/// fold (ours): slots that attention cannot tell apart are merged; outliers keep their bytes,
 /// whether queries attend to them yet or not.
 ///   score   m_i, the mean attention of reference queries (lookahead) over the full cache
 ///   select  sinks, the latest, and up to a share of the rest for the outliers: the highest
-///           leverage of un-rotated keys, after a prompt averaged over neighbours, for what stands
-///           out is several tokens long, and well above the mean; these keep their bytes. Or
-///           (`pins`) what will be asked for, by `prompt_scores`: with `sharing` and
-///           `global_budgets` by one threshold over all heads of the model
+///           leverage of un-rotated keys, well above the mean, after a prompt averaged over
+///           neighbours, as outliers are several tokens long. Or (`pins`) what will be asked for,
+///           by `prompt_scores`: with `sharing` by one threshold over all heads of the model
 ///   match   prompt: k-means of the rest, D² = scale² δkᵀ C δk + ‖δv‖²/mean‖v‖², C the queries'
 ///           covariance, farthest-first seeds. Decode: the cheapest pairs by Ward's cost
 ///   merge   means by m; log-mass fitted to the mass on the queries; values by ridge (prompt)
-///   gain    by scores, a head with more pins than its share of the model's slots is one that
-///           retrieves: after a prompt the log-mass of its pins is raised, which makes up for what
-///           heads with fewer pins retrieve no more
+///   gain    by scores, a head with more pins than its share of the model's slots retrieves: after
+///           a prompt the log-mass of its pins makes up for what heads with fewer retrieve no more
 struct fold {
-  /// What stays unmerged besides sinks and the latest: outliers among keys, or the best by
-  /// `prompt_scores` in all slots but those of the clusters. These are measured when the prompt's
-  /// own queries are observed, before `compress` gets the reference queries; of a slot that was not
-  /// measured then, leverage decides: in decode in all slots but those of the clusters, so that of
-  /// two heads the one with more slots has more pins.
+  /// What stays unmerged besides sinks and the latest: outliers among keys, or, in all slots but
+  /// those of the clusters, the best by `prompt_scores`, which the prompt's own queries measure.
+  /// Of slots that they did not measure, leverage decides.
   enum class pin_rule { leverage, scores };
 
   index_t sinks = 4;
@@ -109,7 +557,8 @@ struct fold {
       option("leverage_exponent", &fold::leverage_exponent, 0, 2,
              "with pins=1: power of the mean leverage that scores are multiplied by")};
   /// The tokens that a slot stands for; by scores also the largest of its `prompt_scores`, and with
-  /// an exponent what that was multiplied by (`leverage_weights`; until then minus its leverage).
+  /// an exponent what that was multiplied by; until then minus its leverage over the mean, 0 where
+  /// nothing was measured.
   static constexpr column tokens{0, "tokens", slot_reduce::sum, 1},
       prompt_score{1, "prompt_score", slot_reduce::max},
       score_weight{2, "score_weight", slot_reduce::max};
@@ -117,18 +566,56 @@ struct fold {
   std::span<const column> columns_used() const {
     return std::span(columns).first(weighs() ? 3 : pins == pin_rule::scores ? 2 : 1);
   }
-  detail::leverage_weights weights() const {
-    return {leverage_exponent, prompt_score, score_weight};
-  }
   bool weighs() const { return pins == pin_rule::scores && leverage_exponent > 0; }
-  /// What the scores of a prompt are multiplied by (`leverage_weights`); none without an exponent.
+  /// What the scores of a prompt are multiplied by; none without an exponent. Over the heads h of a
+  /// model that share slots, and their tokens t:
+  ///
+  ///     u_t = mean_h( lev_h,t / mean_s lev_h,s )       over the heads that measured a slot for t
+  ///     w_t = u_t^exponent,    score_h,t *= w_t
+  ///
+  /// A head whose keys are all alike counts as 1. `[heads][slots]`, 1 for slots that have a weight:
+  /// they keep it. `head(i)`: `head_ref`, `state(i)`: `head_state` of all its slots, of head `i` of
+  /// `heads`. Heads without the columns get no weights.
   std::vector<std::vector<float>> score_weights(std::size_t heads, const auto& head,
                                                 const auto& state) const {
-    return weighs() ? weights().of(heads, head, state) : std::vector<std::vector<float>>(heads);
+    std::vector<std::vector<float>> weights(heads);
+    const auto each = [&](const auto& visit) {
+      for (std::size_t i = 0; i < heads && weighs(); ++i) {
+        const head_ref& of_head = head(i);
+        const head_state& of_state = state(i);
+        for (index_t s = 0; s < of_head.length() && of_state.slot_stats() > score_weight; ++s) {
+          visit(i, of_head.position(s), of_state.column(score_weight)[as_size(s)]);
+        }
+      }
+    };
+    struct token {
+      double leverage = 0;  // the heads', each over its mean
+      index_t heads = 0;    // that measured a slot for it
+    };
+    std::unordered_map<index_t, token> measured;  // by position
+    each([&](std::size_t, index_t at, float held) {
+      if (held < 0) {
+        token& of = measured[at];
+        of.leverage -= double{held}, ++of.heads;
+      }
+    });
+    each([&](std::size_t i, index_t at, float held) {
+      const token of = held < 0 ? measured[at] : token{1, 1};
+      const auto u = static_cast<float>(of.leverage / of.heads);
+      weights[i].push_back(std::max(std::pow(u, leverage_exponent), least_weight));
+    });
+    return weights;
   }
-  void keep_weights(std::span<const float> by, head_state& s) const { weights().keep(by, s); }
+  /// Keeps `weights [slots]` of slots that have none, and multiplies their scores.
+  void keep_weights(std::span<const float> weights, head_state& state) const {
+    for (std::size_t s = 0; s < weights.size(); ++s) {
+      if (float& held = state.column(score_weight)[s]; held < 0) {
+        held = weights[s], state.column(prompt_score)[s] *= held;
+      }
+    }
+  }
   std::size_t memory(index_t dim, index_t group, index_t) const {
-    return as_size(detail::fold_layout{decode.queries, group, dim}.size());
+    return as_size(detail::fold_layout{decode.queries, group, dim}.all.size);
   }
   index_t min_budget() const {
     const index_t least = sinks + 2, by_share = search::least_target(least, recent_share, least);
@@ -139,11 +626,10 @@ struct fold {
                : slots;
   }
   /// This policy for a model whose heads share `slots` each on average, with pins by scores: every
-  /// head has the sinks, the latest and as many clusters as the others, and `global_budgets` (or a
-  /// `budget_profile`) says how many pins in addition to these `slots_beside_pins`. `room`: slots
-  /// that a head has in addition, for tokens after the prompt; from `recent` on the prompt is
-  /// compressed with `room_recent` and `room_share`. Refused: fewer slots than the protected tokens
-  /// and two more, a room below 0.
+  /// head has `slots_beside_pins`, for the sinks, the latest and as many clusters as the others,
+  /// and `global_budgets` (or a `budget_profile`) says how many pins. `room`: slots that a head has
+  /// in addition for the continuation; from `recent` on the prompt is compressed with `room_recent`
+  /// and `room_share`. Refused: fewer slots than the protected tokens and two more, a room below 0.
   fold sharing(index_t slots, index_t room = 0) const {
     search::expect_count(name(), "slack slots", room, 0);
     fold shared = *this;
@@ -198,8 +684,13 @@ struct fold {
       std::vector<float> now(score.size()), leverage(weighs() ? score.size() : 0);
       prompt_scores(head, queries.last(queries.count + queries.before),
                     {.leverage_ridge = leverage_ridge}, now, leverage);
-      if (weighs()) {
-        weights().measured(leverage, now, state);
+      for (std::size_t s = 0; s < leverage.size(); ++s) {
+        float& held = state.column(score_weight)[s];
+        if (held > 0) {
+          now[s] *= held;
+        } else {
+          held = -std::max(leverage[s], least_weight);
+        }
       }
       const index_t begin = head.next_position() - queries.count - queries.before;
       const auto scored = memory_of(head, state).scored();
@@ -222,7 +713,7 @@ struct fold {
       const auto all = std::ranges::count(work.marks, fold_prompt::pinned);
       log_gain = pinned().log_gain(static_cast<index_t>(all), head.tokens());
       fold_prompt::mark_evicted(evicted, target, state.column(tokens), state.column(prompt_score),
-                                work.marks);
+                                work);
     } else {
       const auto of_slots = score::leverage_of_keys(
           head, leverage_ridge, [](index_t) { return true; }, work.numbers);
@@ -280,9 +771,11 @@ struct fold {
   }
 
  private:
+  static constexpr float least_weight = 1e-30F;  // and of a leverage: 0 says that there is none
+
   template <class State>
   auto memory_of(const kv_head auto& head, State& state) const {
-    return detail::fold_memory(state.memory(), decode.queries, head.group(), head.dim());
+    return detail::fold_memory(state.memory(), {decode.queries, head.group(), head.dim()});
   }
   /// Marks what keeps its bytes by scores: sinks, the latest, and the `most` best of the slots that
   /// hold one token which something of the prompt looked up. False: there is none.

@@ -136,7 +136,19 @@ struct kvmerger {
     mark_untouched(head, state, target, work);
     join(head, target, work);
     name_by_pivot(search::column_score(state.column(score)), work);
-    evict(state, target, work);
+    // More rows than the target: of the runs those of largest total score are kept.
+    const auto total = [&](std::span<const index_t> members) {
+      if (work.marks[members[0]] == apart) {
+        return std::numeric_limits<float>::infinity();
+      }
+      float sum = 0;
+      for (const index_t s : members) {
+        sum += state.column(score)[as_size(s)];
+      }
+      return std::isnan(sum) ? std::numeric_limits<float>::lowest() : sum;  // last of the anchors
+    };
+    merge::keep_rows(
+        head.length(), target, [](index_t) { return false; }, total, work);
     merge::write_rows(head, work, out, [&](std::span<const index_t> members) {
       return add_run(head, members, work, out);
     });
@@ -231,37 +243,6 @@ struct kvmerger {
       for (std::size_t i = begin; i < end; ++i) {
         into[as_size(order[i])] = pivot;
       }
-    }
-  }
-
-  /// More rows than the target: of the runs those of largest total score are kept.
-  void evict(const head_state& state, index_t target, slot_scratch& work) const {
-    auto& into = work.row_of;
-    auto& total = work.numbers;  // of the runs; −inf: not an anchor
-    const auto n = static_cast<index_t>(into.size());
-    index_t rows = 0;
-    std::fill_n(total.begin(), n, -std::numeric_limits<float>::infinity());
-    merge::for_each_row(work, [&](std::span<const index_t> members) {
-      float sum = 0;
-      for (const index_t s : members) {
-        sum += state.column(score)[as_size(s)];
-      }
-      // NaN ranks last among the anchors
-      total[as_size(members[0])] = std::isnan(sum) ? std::numeric_limits<float>::lowest() : sum;
-      ++rows;
-    });
-    if (rows <= target) {
-      return;
-    }
-    for (index_t s = 0; s < n; ++s) {
-      if (work.marks[s] == apart) {
-        total[as_size(s)] = std::numeric_limits<float>::infinity();
-      }
-    }
-    search::select(
-        n, target, [](index_t) { return false; }, search::column_score(total), work);
-    for (index_t& to : into) {
-      to = work.marks[to] != 0 ? to : -1;
     }
   }
 

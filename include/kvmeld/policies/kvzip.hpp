@@ -10,17 +10,16 @@
 namespace kvmeld::inline v0 {
 
 /// KVzip (Kim et al. 2025, arXiv 2505.23416): what the model looks up when it repeats the prompt.
-///   score   the largest attention that any query of the second reading gives a slot, of all query
+///   score   the largest attention that any query of the second pass gives a slot, of all query
 ///           heads of the group
 ///   select  sinks and the latest, then the top by s; the paper: by one threshold over all heads of
 ///           all layers, which is `global_budgets` of `attention`
 ///   match   none: the others are evicted
-/// Prompt only. The second reading is the engine's: it appends "Repeat the previous context" and
-/// the prompt, as a whole or in chunks, after the prompt's cache, and observes the queries of what
-/// it has appended, which see the prompt and their own part; then it takes the slots away again
-/// (`head.restore`, `head_state::truncate`). Without one the prompt's own queries are what counts.
-/// The authors' code takes chunks of 2048 tokens, and normalises over the sinks, the chunk of the
-/// prompt and its repetition; here over all that a query sees, the same for prompts of one chunk.
+/// Prompt only. The second pass is the engine's: it appends "Repeat the previous context" and the
+/// prompt, as a whole or in chunks, after the prompt's cache, observes the queries of these, and
+/// takes the slots away again (`head.restore`, `head_state::truncate`). Without one the prompt's
+/// own queries count. The authors' code normalises over the sinks, a chunk of 2,048 tokens and its
+/// repetition; here over all that a query sees, the same for prompts of one chunk.
 /// kvzip+ (kvpress): attention is multiplied with ‖W_O v_j‖ / ‖h‖ before the largest is taken.
 struct kvzip {
   /// What a layer adds of a group's attention, `[rows, group, value_dim]`, `stride` floats a row:

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <algorithm>  // std::min
-#include <bit>        // std::bit_cast
 #include <limits>     // std::numeric_limits
 
+#include "kvmeld/memory/fields.hpp"
 #include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/policies/policy.hpp"
 
@@ -46,9 +46,9 @@ struct streaming_llm {
   }
 
   /// `cache_index` remembers the sinks' keys as they were appended, so that rounding never
-  /// accumulates: per sink where it was, where it is, and its key `[dim]`.
+  /// accumulates.
   std::size_t memory(index_t dim, index_t, index_t) const {
-    return positions == position_mode::original ? 0 : as_size(sinks) * (as_size(dim) + header);
+    return positions == position_mode::original ? 0 : as_size(sinks) * as_size(sink{dim}.all.size);
   }
 
   /// Moves the sinks right before the window. They are the slots of the lowest positions, wherever
@@ -62,31 +62,36 @@ struct streaming_llm {
     for (index_t r = sinks - 1, above = first; r >= 0; --r) {
       const index_t s = highest_below(head, above);
       above = head.position(s);
-      move(head, s, first - sinks + r,
-           state.memory().data() + std::ptrdiff_t{r} * (head.dim() + std::ptrdiff_t{header}));
+      move(head, s, first - sinks + r, state.memory().data() + r * sink{head.dim()}.all.size);
     }
   }
 
  private:
-  enum field : std::size_t { came_at, is_at, header };  // positions and one, by their bits
+  /// What is remembered of a sink: where it was, where it is (positions and one), its key.
+  struct sink {
+    index_t dim;
+    memory_layout all = {};
+    integer_field was_at = all.i32(), is_at = all.i32();
+    row_field key = all.f32(dim);
+  };
 
-  /// Moves slot `s` in position; `own`: of the sink.
+  /// Moves slot `s` in position; `own`: the sink's memory.
   void move(const kv_head auto& head, index_t s, index_t position, float* own) const {
-    const auto get = [own](field f) { return std::bit_cast<index_t>(own[f]) - 1; };
-    const auto set = [own](field f, index_t x) { own[f] = std::bit_cast<float>(x + 1); };
+    const index_t dim = head.dim();
+    const sink of{dim};
     if (position == head.position(s)) {
       return;
     }
-    if (get(is_at) != head.position(s)) {  // a slot that was not moved yet
-      to_floats(head.key(s), head.dim(), own + header);
-      set(came_at, head.position(s));
+    if (of.is_at.get(own) != head.position(s) + 1) {  // a slot that was not moved yet
+      to_floats(head.key(s), dim, of.key.row(own));
+      of.was_at.set(own, head.position(s) + 1);
     }
     float turned[rotation::max_dim];
-    std::copy_n(own + header, head.dim(), turned);
-    head.spec().rope.rotate(row<float>{turned}, head.dim(), position - get(came_at));
-    detail::store_row(turned, head.key(s), head.dim());
+    std::copy_n(of.key.row(own), dim, turned);
+    head.spec().rope.rotate(row<float>{turned}, dim, position + 1 - of.was_at.get(own));
+    detail::store_row(turned, head.key(s), dim);
     head.position(s) = position;
-    set(is_at, position);
+    of.is_at.set(own, position + 1);
   }
   /// The lowest position that is no sink's.
   index_t first_of_window(const kv_head auto& head) const {
@@ -101,14 +106,9 @@ struct streaming_llm {
     return lowest;
   }
   static index_t highest_below(const kv_head auto& head, index_t position) {
-    index_t highest = -1;
-    for (index_t s = 0; s < head.length(); ++s) {
-      if (head.position(s) < position &&
-          (highest < 0 || head.position(s) > head.position(highest))) {
-        highest = s;
-      }
-    }
-    return highest;
+    return search::lowest_scored(
+        head.length(), [&](index_t s) { return head.position(s) >= position; },
+        [&](index_t s) { return -head.position(s); });
   }
 };
 

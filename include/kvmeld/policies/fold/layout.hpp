@@ -5,6 +5,7 @@
 #include <cmath>    // std::log
 #include <cstddef>  // std::ptrdiff_t
 
+#include "kvmeld/memory/fields.hpp"
 #include "kvmeld/search/rules.hpp"
 
 namespace kvmeld::inline v0 {
@@ -87,23 +88,18 @@ struct fold_pins {
   KVMELD_HD static index_t most(index_t a, index_t b) { return a > b ? a : b; }
 };
 
-/// fold's memory of a head, in floats: integers by their bits, the positions of the remembered
-/// queries `[queries]`, the queries `[queries, group, dim]` in bfloat16 (two in the place of a
-/// float), which has float's range.
+/// What fold remembers of a head: queries of some steps, in bfloat16, which has float's range.
 struct fold_layout {
-  enum field : index_t { held, newest, next, steps, prompt_begin, prompt_end, header };
-
   index_t queries, group, dim;
+  memory_layout all = {};
+  integer_field held = all.i32(), newest = all.i32(), next = all.i32(), steps = all.i32(),
+                prompt_begin = all.i32(), prompt_end = all.i32(), position = all.i32(queries);
+  row_field query = all.b16(dim, std::ptrdiff_t{queries} * group);
 
-  /// Query `i` in order of age lies in this slot, `held` of them being there.
+  /// Query `i` in order of age lies in this slot, `held_now` of them being there.
   KVMELD_HD index_t slot_of(index_t i, index_t held_now, index_t newest_slot) const {
     return held_now < queries ? i : (newest_slot + 1 + i) % queries;
   }
-  KVMELD_HD std::ptrdiff_t query(index_t g, index_t slot) const {
-    const std::ptrdiff_t row = (dim + 1) / 2;
-    return std::ptrdiff_t{header} + queries + (std::ptrdiff_t{slot} * group + g) * row;
-  }
-  KVMELD_HD std::ptrdiff_t size() const { return query(0, queries); }
   /// The slot after one that a step's query was written to: every `stride`-th query is held.
   KVMELD_HD index_t next_slot(index_t slot, index_t step, index_t stride) const {
     return step % stride == 0 ? (slot + 1) % queries : slot;

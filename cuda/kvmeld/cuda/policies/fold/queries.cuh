@@ -20,9 +20,7 @@ struct foreseen_rows {
     return data + ((std::ptrdiff_t{h} * group + g) * count + i) * pitch;
   }
   KVMELD_DEVICE index_t count_of(index_t h) const {
-    index_t x = 0;
-    memcpy(&x, memory + h * stride + fold_floats::held, sizeof x);
-    return x;
+    return kvmeld::detail::fold_layout{}.held.get(memory + h * stride);
   }
   KVMELD_DEVICE bool asks(index_t h) const { return planned[h] >= 0 && count_of(h) > 0; }
 };
@@ -74,7 +72,7 @@ struct foresee {
     for (index_t e = thread_index(); e < count * pairs; e += threads) {
       const index_t i = e / pairs, slot = memory.slot_of(i);
       const index_t turns =
-          cache.next_position[h] + rule.ahead(i, count) - memory.get(fold_floats::header + slot);
+          cache.next_position[h] + rule.ahead(i, count) - memory.get(memory.position, slot);
       float* const row = to + (of.at(h, g, i) - of.data);
       rule.turn.pair(memory.at(g, slot), cache.dim, e % pairs, turns,
                      [&](index_t j, float x) { row[j] = x; });

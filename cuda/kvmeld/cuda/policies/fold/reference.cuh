@@ -54,11 +54,11 @@ struct remember_reference {
           from_float<bfloat16>(to_float(queries.at(h, g, place(i))[e % cache.dim]));
     }
     for (index_t i = thread_index(); i < n; i += threads) {
-      memory.set(fold_floats::header + i, queries.position_of(h, place(i), cache.next_position[h]));
+      memory.set(memory.position, queries.position_of(h, place(i), cache.next_position[h]), i);
     }
     if (thread_index() == 0) {
-      memory.set(fold_floats::held, n), memory.set(fold_floats::newest, n - 1);
-      memory.set(fold_floats::next, n % memory.queries), memory.set(fold_floats::steps, 0);
+      memory.set(memory.held, n), memory.set(memory.newest, n - 1);
+      memory.set(memory.next, n % memory.queries), memory.set(memory.steps, 0);
     }
   }
 };

@@ -2,7 +2,7 @@
 /// fold as the kernels know it, and what it remembers of a head.
 #pragma once
 
-#include <cstring>  // std::memcpy
+#include <cstddef>  // std::ptrdiff_t
 
 #include "kvmeld/cuda/memory/rope_params.cuh"
 #include "kvmeld/cuda/score/rule.cuh"
@@ -25,12 +25,12 @@ namespace detail {
 struct fold_floats : kvmeld::detail::fold_layout {
   float* floats;
 
-  KVMELD_DEVICE index_t get(index_t i) const {
-    index_t x = 0;
-    memcpy(&x, floats + i, sizeof x);
-    return x;
+  KVMELD_DEVICE index_t get(const kvmeld::integer_field& f, index_t i = 0) const {
+    return f.get(floats, i);
   }
-  KVMELD_DEVICE void set(index_t i, index_t x) const { memcpy(floats + i, &x, sizeof x); }
+  KVMELD_DEVICE void set(const kvmeld::integer_field& f, index_t x, index_t i = 0) const {
+    f.set(floats, x, i);
+  }
 
   /// Queries held per query head; query `i` is the `i`-th oldest.
   KVMELD_DEVICE index_t count() const { return get(held); }
@@ -38,7 +38,7 @@ struct fold_floats : kvmeld::detail::fold_layout {
     return fold_layout::slot_of(i, get(held), get(newest));
   }
   KVMELD_DEVICE bfloat16* at(index_t g, index_t slot) const {
-    return reinterpret_cast<bfloat16*>(floats + query(g, slot));
+    return reinterpret_cast<bfloat16*>(query.row(floats, std::ptrdiff_t{slot} * group + g));
   }
   struct positions {
     index_t begin, end;
@@ -51,7 +51,7 @@ struct fold_floats : kvmeld::detail::fold_layout {
 
   /// A step's query `[group, dim]`. Every `stride`-th is held, and always the newest. By a block.
   template <index_t Threads, class Scalar>
-  KVMELD_DEVICE void remember(const Scalar* q, index_t position, index_t stride) const {
+  KVMELD_DEVICE void remember(const Scalar* q, index_t at_position, index_t stride) const {
     if (queries == 0) {
       return;
     }
@@ -61,7 +61,7 @@ struct fold_floats : kvmeld::detail::fold_layout {
     }
     sync_block();  // all have read
     if (thread_index() == 0) {
-      set(header + slot, position);
+      set(fold_layout::position, at_position, slot);
       set(held, count > slot + 1 ? count : slot + 1);
       set(newest, slot);
       set(next, next_slot(slot, step, stride));
@@ -109,7 +109,7 @@ struct fold_rule {
 
   /// Floats of the state's memory, a head.
   std::size_t memory(index_t dim, index_t group, index_t) const {
-    return static_cast<std::size_t>(kvmeld::detail::fold_layout{queries, group, dim}.size());
+    return static_cast<std::size_t>(kvmeld::detail::fold_layout{queries, group, dim}.all.size);
   }
   /// What it remembers of head `h`.
   template <class Scalar>
