@@ -33,6 +33,21 @@ inline constexpr index_t tile_slots = 128;
 
 inline namespace KVMELD_INSTRUCTIONS {
 
+/// Calls `use<Q>(first)` for all of so many queries, `Q` at a time: four, then two, then one.
+template <class Use>
+EIGEN_ALWAYS_INLINE void in_groups(index_t queries, const Use& use) {
+  index_t g = 0;
+  for (; g + 4 <= queries; g += 4) {
+    use.template operator()<4>(g);
+  }
+  for (; g + 2 <= queries; g += 2) {
+    use.template operator()<2>(g);
+  }
+  for (; g < queries; ++g) {
+    use.template operator()<1>(g);
+  }
+}
+
 /// Has the processor that runs this the instructions of `KVMELD_AVX2_TARGET`?
 inline bool runs_avx2() {
 #if defined(__AVX2__) && defined(__F16C__) && defined(KVMELD_AVX2_TARGET)
@@ -260,15 +275,10 @@ inline void qk_codes(const rounded_queries& q, const code_rows& keys, float* dot
   index_t g = 0;
 #ifdef KVMELD_AVX2_TARGET
   if (runs_avx2()) {
-    for (; g + 4 <= q.queries(); g += 4) {
-      dot_all_codes<4>(q, g, keys, dots + g * next, next);
-    }
-    for (; g + 2 <= q.queries(); g += 2) {
-      dot_all_codes<2>(q, g, keys, dots + g * next, next);
-    }
-    for (; g < q.queries(); ++g) {
-      dot_all_codes<1>(q, g, keys, dots + g * next, next);
-    }
+    g = q.queries();
+    in_groups(q.queries(), [&]<index_t Q>(index_t first) {
+      dot_all_codes<Q>(q, first, keys, dots + first * next, next);
+    });
   }
 #endif
   for (; g < q.queries(); ++g) {
@@ -421,16 +431,9 @@ inline void pv_codes(const float* p, std::ptrdiff_t next, index_t queries, const
 #ifdef KVMELD_AVX2_TARGET
   if (runs_avx2()) {
     b = dim / q8_0::size;  // what is no whole block is left
-    index_t g = 0;
-    for (; g + 4 <= queries; g += 4) {
-      sum_all_codes<4>(p + g * next, next, values, b, g == 0, out + std::ptrdiff_t{g} * dim, dim);
-    }
-    for (; g + 2 <= queries; g += 2) {
-      sum_all_codes<2>(p + g * next, next, values, b, g == 0, out + std::ptrdiff_t{g} * dim, dim);
-    }
-    for (; g < queries; ++g) {
-      sum_all_codes<1>(p + g * next, next, values, b, g == 0, out + std::ptrdiff_t{g} * dim, dim);
-    }
+    in_groups(queries, [&]<index_t Q>(index_t g) {
+      sum_all_codes<Q>(p + g * next, next, values, b, g == 0, out + std::ptrdiff_t{g} * dim, dim);
+    });
   }
 #endif
   for (; b * q8_0::size < dim; ++b) {

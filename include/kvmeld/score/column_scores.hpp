@@ -120,7 +120,7 @@ class query_blocks {
 
 /// Calls `see(attention, position, visible)` for every query in turn: its softmax over the
 /// `visible` slots that it sees, 0 elsewhere, the group's heads combined (`sum` or `mean`).
-/// `attention` ends behind the last slot that a query of its block sees.
+/// `attention` ends after the last slot that a query of its block sees.
 template <kv_head Head, class Query, class See>
 void for_each_query(const Head& head, const query_view<Query>& queries, group_combine combine,
                     See see) {

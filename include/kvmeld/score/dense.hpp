@@ -23,43 +23,32 @@ inline constexpr index_t array_size = array::SizeAtCompileTime;
 using matrix = matrix_of<float>;
 using vector = Eigen::VectorXf;
 
+/// `[rows, dim]` of `row_of(i)`.
+matrix rows_of(Eigen::Index rows, index_t dim, const auto& row_of) {
+  matrix m(rows, dim);
+  for (Eigen::Index i = 0; i < rows; ++i) {
+    to_floats(row_of(static_cast<index_t>(i)), dim, &m(i, 0));
+  }
+  return m;
+}
+
 /// `[length, dim]`
 matrix keys(const kv_head auto& head) {
-  matrix m(head.length(), head.dim());
-  for (index_t s = 0; s < head.length(); ++s) {
-    to_floats(head.key(s), head.dim(), &m(s, 0));
-  }
-  return m;
+  return rows_of(head.length(), head.dim(), [&](index_t s) { return head.key(s); });
 }
-
 /// `[length, value_dim]`
 matrix values(const kv_head auto& head) {
-  matrix m(head.length(), head.value_dim());
-  for (index_t s = 0; s < head.length(); ++s) {
-    to_floats(head.value(s), head.value_dim(), &m(s, 0));
-  }
-  return m;
+  return rows_of(head.length(), head.value_dim(), [&](index_t s) { return head.value(s); });
 }
-
 /// `[length]`
 vector log_mass(const kv_head auto& head) {
-  vector v(head.length());
-  for (index_t s = 0; s < head.length(); ++s) {
-    v[s] = head.log_mass(s);
-  }
-  return v;
+  return Eigen::Map<const vector>(head.metadata().log_mass, head.length());
 }
-
 /// Reference queries of one KV head, `[group · count, dim]`.
 template <class T>
 matrix queries(const query_view<T>& q, index_t group, index_t dim) {
-  matrix m(Eigen::Index{group} * q.count, dim);
-  for (index_t g = 0; g < group; ++g) {
-    for (index_t i = 0; i < q.count; ++i) {
-      to_floats(row<const T>{q.at(g, i)}, dim, &m(Eigen::Index{g} * q.count + i, 0));
-    }
-  }
-  return m;
+  return rows_of(Eigen::Index{group} * q.count, dim,
+                 [&](index_t i) { return row<const T>{q.at(i / q.count, i % q.count)}; });
 }
 
 /// `out [queries, slots]`: the logits with log-mass.
@@ -76,7 +65,7 @@ void set_logits(const score::logit_terms& terms, const rowwise auto& queries,
   }
 }
 
-/// The attention of reference queries over slots. They stand for queries to come: each sees every
+/// The attention of reference queries over slots. They stand for future queries: each sees every
 /// slot, whatever its own position.
 struct attention {
   vector log_sum_exp;  ///< [queries] of the logits, a sink's among them

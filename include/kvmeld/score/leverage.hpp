@@ -19,7 +19,7 @@ namespace score {
 /// triangle, three quarters are computed at 128 dimensions.
 inline constexpr index_t leverage_keys = 128, leverage_strip = 64;
 
-/// What `leverage` takes of an arena beside its keys, in floats.
+/// What `leverage` takes of an arena in addition to its keys, in floats.
 inline constexpr std::size_t leverage_floats(index_t dim) {
   return as_size(dim) * (2 * as_size(dim) + 1) + std::size_t{leverage_keys} * leverage_strip;
 }
@@ -73,7 +73,7 @@ std::span<float> leverage_of_keys(const kv_head auto& head, float ridge, Wanted 
   auto leverage = parts.column(n), of_wanted = parts.column(n);
   auto x = parts.rows(n, dim);
   rotation turn(head.spec().rope, dim);
-  index_t front = 0, back = n;  // what is wanted comes first
+  index_t front = 0, back = n;  // the wanted ones first
   for (index_t s = 0; s < n; ++s) {
     unrotated_key(head, s, turn, &x(wanted(s) ? front++ : --back, 0));
   }

@@ -89,11 +89,11 @@ KVMELD_HD inline index_t future_position(index_t i, index_t n, index_t horizon, 
 
 }  // namespace score
 
-/// How queries are spread over the positions to come. How many there will be is unknown, and the
-/// next ones are certain: the density of queries `t` positions ahead is proportional to
+/// How queries are spread over future positions. How many there will be is unknown, and the next
+/// ones are certain: the density of queries `t` positions ahead is proportional to
 /// `1 / (t + fade)` up to the horizon.
 struct future_positions {
-  index_t horizon = 256;  ///< positions to come
+  index_t horizon = 256;  ///< future positions
   float fade = 16;        ///< positions ahead where the density is half; infinity: even throughout
 
   /// Query `i` of `n` goes so many positions beyond the next one, `0 … horizon − 1`.
@@ -116,11 +116,11 @@ struct lookahead_options {
 /// What a policy takes of a prompt's queries: a `compressor` gives it just that, and keeps no more.
 struct prompt_use {
   /// What `plan` is given: nothing, the latest queries as they are, some that are spread over the
-  /// prompt, or these shifted to the positions to come (lookahead). The last two are observed too.
+  /// prompt, or these shifted to future positions (lookahead). The last two are observed too.
   enum class planned { none, latest, spread, lookahead };
 
   bool observes = false;  ///< every chunk's own queries are observed
-  index_t reach = 0;      ///< ... together with so many that came before the chunk
+  index_t reach = 0;      ///< ... together with so many before the chunk
   index_t latest = 0;     ///< ... only the last so many of both; 0: all
   planned plans = planned::none;
   index_t count = 256;              ///< of what it plans on: queries

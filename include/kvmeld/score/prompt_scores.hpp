@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/// What of a prompt will be asked for: a number for every slot of a head, comparable over all heads
-/// of a model.
+/// How likely each slot of a prompt is to be retrieved: a number, comparable over all heads of a
+/// model.
 #pragma once
 
 #include <Eigen/Core>
@@ -18,8 +18,9 @@
 namespace kvmeld::inline v0 {
 namespace score {
 
-/// A second reading's query is the prompt's own, moved after the prompt: content repeats, rotation
-/// does not. Query `i` of `n` goes to position `t_i = N + horizon · i / n`, `N` tokens seen so far:
+/// A second pass's query is the prompt's own, shifted to after the prompt: content repeats,
+/// rotation does not. Query `i` of `n` goes to position `t_i = N + horizon · i / n`, `N` tokens
+/// seen so far:
 ///
 ///     a_gij = scale · R(q_gi, t_i − position_i) · k_j + β_j                    over all slots j
 ///     Z_gi  = ln( Σ_j exp a_gij + Σ_{j seen by i} exp(scale · q_gi · k_j + β_j) )
@@ -28,15 +29,15 @@ namespace score {
 ///
 /// with the model's other terms (`attention_spec`). The second sum is the row's own log-sum-exp
 /// `[group, queries]` of the prompt's causal attention, a sink in it: the queries' `log_sum_exp`,
-/// or computed. All queries count: a fact is looked up by the one token before it. Blocked: memory
-/// `O(length)`.
+/// or computed. All queries count: a needle is retrieved by the one token before it. Blocked:
+/// memory `O(length)`.
 template <kv_head Head, class Query>
 void lookahead_max(const Head& head, const query_view<Query>& queries, index_t horizon,
                    std::span<float> out) {
   const index_t n = head.length(), group = head.group(), count = queries.count;
   query_blocks<Head, Query> block(head, queries);
   dense::matrix_of<float> best = dense::matrix_of<float>::Zero(group, block.columns());
-  Eigen::ArrayXf own(block.most_rows());  // of each row, its first reading's log-sum-exp
+  Eigen::ArrayXf own(block.most_rows());  // of each row, its first pass's log-sum-exp
   rotation turn(head.spec().rope, head.dim());
   const auto moved_to = [&](index_t r) {
     const std::int64_t to = head.next_position() + std::int64_t{horizon} * block.query(r) / count;
@@ -76,8 +77,8 @@ void lookahead_max(const Head& head, const query_view<Query>& queries, index_t h
 }  // namespace score
 
 struct prompt_score_options {
-  /// Queries are moved so many positions after the prompt at most, evenly: about where a question
-  /// will stand.
+  /// Queries are shifted to so many positions after the prompt at most, evenly: about where a
+  /// question will stand.
   index_t horizon = 64;
   bool leverage = true;      ///< times the leverage of the un-rotated key, over its mean
   float leverage_ridge = 1;  ///< relative to the mean variance of the keys' dimensions

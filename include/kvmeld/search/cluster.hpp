@@ -46,8 +46,8 @@ void each_row_of_products(const X& x, const dense::stored auto& centres, See see
   }
 }
 
-/// Where the largest of `x [n]` is; ties to the lower place. With NaN among them any place may
-/// come, or `n`. Compares many at a time at a vector's width, and then searches the place among
+/// Where the largest of `x [n]` is; ties to the lower place. With NaN among them any place,
+/// or `n`. Compares many at a time at a vector's width, and then searches the place among
 /// those alone.
 template <class Real>
 std::ptrdiff_t first_largest(const Real* x, std::ptrdiff_t n) {

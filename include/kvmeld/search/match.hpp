@@ -74,8 +74,8 @@ inline constexpr index_t cosine_slots = detail::max_tile_slots, max_cosine_rows 
 inline constexpr index_t cosine_tile_floats = 16384,
                          cosine_floats = 2 * cosine_tile_floats + max_cosine_rows * cosine_slots;
 
-/// Makes `best` the slot most similar to `self` among those of a tile and the one it was; ties to
-/// the lower slot. `dots [count]` with the slots' keys, `norm [count]` theirs, `own` its own.
+/// Updates `best`, the slot most similar to `self` so far, with a tile's slots `slot [count]`; ties
+/// to the lower slot. `dots [count]`: products of keys; `norm [count]`, `own`: norms of keys.
 inline void take_nearest(const float* dots, const float* norm, float own, const index_t* slot,
                          index_t count, index_t self, near_slot& best) {
   // Mostly none is nearer: decided without dividing, with room for rounding.
@@ -161,8 +161,8 @@ void nearest_by_cosine(const kv_head auto& head, std::span<const index_t> remove
 }
 
 /// Every slot that `work.marks` does not keep goes to the kept one most similar to it, of those for
-/// which `takes(s)`: into `work.row_of` (a kept slot: itself; none: -1). The cosines `[length]`
-/// come back; they lie in `work.numbers`. `work.order`: the slots that are not kept.
+/// which `takes(s)`: into `work.row_of` (a kept slot: itself; none: -1). Returns the
+/// cosines `[length]`, which lie in `work.numbers`. `work.order`: the slots that are not kept.
 template <class Takes>
 std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& work, Takes takes) {
   const auto n = as_size(head.length());
@@ -184,54 +184,6 @@ std::span<const float> match_by_cosine(const kv_head auto& head, slot_scratch& w
   return match_by_cosine(head, work, [](index_t) { return true; });
 }
 
-/// Keys of leaders: `[dim, cosine_slots]` of every `cosine_slots` of them, so that a product with a
-/// key is a weighted sum of rows, which reduces nothing. Summed in one order: equal keys have equal
-/// products.
-class leading_keys {
- public:
-  leading_keys(index_t capacity, index_t dim) : dim_(dim) {
-    const auto blocks = as_size((capacity + cosine_slots - 1) / cosine_slots);
-    keys_.resize(blocks * cosine_slots * as_size(dim));
-  }
-
-  void add(index_t slot, const float* key, float norm) {
-    float* const to = keys_.data() + place(count());
-    for (index_t i = 0; i < dim_; ++i) {
-      to[std::ptrdiff_t{i} * cosine_slots] = key[i];
-    }
-    slots_.push_back(slot), norms_.push_back(norm);
-  }
-  index_t count() const { return static_cast<index_t>(slots_.size()); }
-
-  /// The nearest leader from the `first` one on to each of `key [count, dim]`, of norms `own`; into
-  /// `best`, unless it holds a nearer one.
-  void nearest(index_t first, const float* key, const float* own, index_t count,
-               near_slot* best) const {
-    float dots[max_cosine_rows * cosine_slots];
-    while (first < this->count()) {
-      const index_t held = std::min(cosine_slots - first % cosine_slots, this->count() - first);
-      std::fill_n(dots, count * held, 0.0F);
-      score::pv_tile(key, dim_, count,
-                     {keys_.data() + place(first), dim_, held, Eigen::OuterStride<>(cosine_slots)},
-                     dots);
-      for (index_t c = 0; c < count; ++c) {
-        take_nearest(dots + std::ptrdiff_t{c} * held, norms_.data() + first, own[c],
-                     slots_.data() + first, held, -1, best[c]);
-      }
-      first += held;
-    }
-  }
-
- private:
-  std::ptrdiff_t place(index_t leader) const {
-    return std::ptrdiff_t{leader / cosine_slots} * cosine_slots * dim_ + leader % cosine_slots;
-  }
-
-  index_t dim_;
-  std::vector<float> keys_, norms_;
-  std::vector<index_t> slots_;
-};
-
 /// The slots that `work.marks` keeps are leaders. In descending order of `rank(s)` (ties to the
 /// lower slot), each other slot joins its most similar leader, if their cosine is at least
 /// `similarity`, or becomes one. Only the `max_joins` most similar joins are kept (ties to the
@@ -249,7 +201,26 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
   auto& order = work.order;
   into.assign(n, -1);
   order.clear();
-  leading_keys leaders(head.length(), dim);
+  std::vector<float> keys, norms;  // of leaders
+  std::vector<index_t> leaders;
+  const auto add = [&](index_t slot, const float* key, float norm) {
+    keys.insert(keys.end(), key, key + dim);
+    norms.push_back(norm), leaders.push_back(slot);
+  };
+  // The nearest leader from the `first` one on to each of `key [count, dim]`, unless `best` is one.
+  const auto find_nearest = [&](std::size_t first, const float* key, const float* own,
+                                index_t count, near_slot* best) {
+    float dots[max_cosine_rows * cosine_slots];
+    for (; first < leaders.size(); first += std::size_t{cosine_slots}) {
+      const auto held = std::min(cosine_slots, static_cast<index_t>(leaders.size() - first));
+      score::qk_tile(key, count, {keys.data() + first * d, held, dim, Eigen::OuterStride<>(dim)},
+                     dots, cosine_slots);
+      for (index_t c = 0; c < count; ++c) {
+        take_nearest(dots + std::ptrdiff_t{c} * cosine_slots, norms.data() + first, own[c],
+                     leaders.data() + first, held, -1, best[c]);
+      }
+    }
+  };
   constexpr index_t slots_at_once = 32;
   std::vector<float> key(slots_at_once * d);  // [slots_at_once, dim] those in question
   float own[slots_at_once];
@@ -262,7 +233,7 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
     if (work.marks[s] != 0) {
       into[s] = s;
       load(0, s);
-      leaders.add(s, key.data(), own[0]);
+      add(s, key.data(), own[0]);
     } else {
       order.push_back(s);
     }
@@ -273,22 +244,23 @@ void join_leaders(const kv_head auto& head, Rank rank, float similarity, index_t
   detail::sort_slots(order, descending(rank), work.keyed);
   const auto others = static_cast<index_t>(order.size());
   for (index_t begin = 0; begin < others; begin += slots_at_once) {
-    const index_t count = std::min(slots_at_once, others - begin), before = leaders.count();
+    const index_t count = std::min(slots_at_once, others - begin);
+    const std::size_t before = leaders.size();
     near_slot nearest[slots_at_once];
     for (index_t i = 0; i < count; ++i) {
       load(i, order[begin + i]);
     }
-    leaders.nearest(0, key.data(), own, count, nearest);
+    find_nearest(0, key.data(), own, count, nearest);
     for (index_t i = 0; i < count; ++i) {
       const index_t s = order[begin + i];
       const float* const own_key = key.data() + std::ptrdiff_t{i} * dim;
       near_slot& to = nearest[i];
-      leaders.nearest(before, own_key, own + i, 1, &to);  // leaders added since
+      find_nearest(before, own_key, own + i, 1, &to);  // leaders added since
       const bool joins = to.slot >= 0 && to.cosine >= similarity;
       into[s] = joins ? to.slot : s;
       cosine[as_size(s)] = to.cosine;
       if (!joins) {
-        leaders.add(s, own_key, own[i]);
+        add(s, own_key, own[i]);
       }
     }
   }

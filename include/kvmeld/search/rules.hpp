@@ -41,7 +41,7 @@ KVMELD_HD inline float rank(float score) {
 namespace search {
 
 /// A round chooses its seeds among the `pool` slots that would gain most, at most half as many, so
-/// that those that come next are there. Few seeds take several rounds too, of 32 at least.
+/// that the next ones are there. Few seeds take several rounds too, of 32 at least.
 struct seed_rounds {
   static constexpr index_t pool = 256;        ///< slots
   static constexpr index_t most_seeds = 128;  ///< seeds of a round

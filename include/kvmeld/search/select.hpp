@@ -53,11 +53,6 @@ inline void expect_count(std::string_view policy, const char* what, index_t n, i
           what, ", got ", n);
 }
 
-/// Refuses shares of the budget outside [0, 1).
-inline void expect_share(std::string_view policy, const char* what, float share) {
-  expects(share >= 0 && share < 1, policy, ": expected a ", what, " share in [0, 1), got ", share);
-}
-
 /// The least target from `first` on that `fits`, at most `max_tokens`. Tried one by one: shares of
 /// it are rounded.
 template <class Fits>
