@@ -11,7 +11,7 @@
 
 #include "kvmeld/compress/kept_slots.hpp"
 #include "kvmeld/compress/shared_slots.hpp"
-#include "kvmeld/memory/head_selection.hpp"
+#include "kvmeld/memory/view.hpp"
 #include "kvmeld/policies/declared.hpp"
 
 namespace kvmeld::inline v0::detail {

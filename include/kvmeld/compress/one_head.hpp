@@ -47,7 +47,7 @@ void expect_queries(const char* expected, const P& p, const head_ref& head,
     const auto all = queries.reference(queries.count + queries.before);
     for (index_t i = 0; i < all.count; ++i) {
       for (index_t g = 0; g < head.group(); ++g) {
-        kvmeld::expect_finite(expected, all.at(g, i), head.dim());
+        kvmeld::expect_finite(expected, std::span(all.at(g, i), as_size(head.dim())));
       }
     }
   }

@@ -18,7 +18,7 @@
 #include "kvmeld/compress/shared_slots.hpp"
 #include "kvmeld/compress/workspace.hpp"
 #include "kvmeld/executor.hpp"
-#include "kvmeld/memory/head_selection.hpp"
+#include "kvmeld/memory/view.hpp"
 
 namespace kvmeld::inline v0::detail {
 

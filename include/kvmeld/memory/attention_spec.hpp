@@ -26,7 +26,7 @@ struct attention_spec {
   float scale = 0;                       ///< 0: 1/sqrt(key_dim)
   rotary rope = {};                      ///< none by default
   float soft_cap = 0;                    ///< 0: none
-  std::vector<float> sink_logits = {};   ///< [kv_heads · group]; none: no mass beside the slots'
+  std::vector<float> sink_logits = {};   ///< [kv_heads · group]; none: no mass but the slots'
   std::vector<float> alibi_slopes = {};  ///< [kv_heads · group], as 2^(−8i/n) above 0; none: 0
   index_t window = 0;                    ///< tokens seen, the query's own among them; 0: all
   bool check_finite = false;  ///< refuse NaN and Inf in queries, keys and values; costs a pass
@@ -91,7 +91,7 @@ struct attention_spec {
 namespace detail {
 
 /// Refuses models whose values cannot be the first numbers of the keys, as of latent attention
-/// (MLA): longer ones, those that end within a block, those that turn with the keys.
+/// (MLA): longer ones, those that end within a block, those that are rotated with the keys.
 inline void expect_latent(const char* call, const std::vector<attention_spec>& specs,
                           storage type) {
   constexpr const char* where =

@@ -4,59 +4,64 @@
 #pragma once
 
 #include <algorithm>  // std::min, std::max, std::equal
+#include <array>
 #include <atomic>
-#include <cstring>  // std::memcpy
-#include <limits>   // std::numeric_limits
-#include <memory>   // std::unique_ptr, std::shared_ptr
+#include <limits>  // std::numeric_limits
+#include <memory>  // std::unique_ptr, std::shared_ptr
 #include <mutex>
+#include <numeric>  // std::accumulate
 #include <span>
 #include <vector>
 
 #include "kvmeld/memory/attention_spec.hpp"
 #include "kvmeld/memory/convert.hpp"
-#include "kvmeld/memory/head_selection.hpp"
 #include "kvmeld/memory/layout.hpp"
 #include "kvmeld/memory/reserved.hpp"
 #include "kvmeld/memory/view.hpp"
 
 namespace kvmeld::inline v0 {
 
-/// What heads keep beside their rows: log-mass, position, lengths. With `requests`, of layers of
-/// `kv_heads` heads each, also which have a draft open.
+/// What a cache holds of heads: log-mass, position, lengths, and the rows of a cache that owns
+/// them. With `requests`, of layers of `kv_heads` heads each, also which have a draft open.
 class head_records {
  public:
-  head_records(index_t heads, index_t capacity, index_t requests = 0, index_t kv_heads = 1)
+  /// `rows`: bytes of a key and of a value; 0: they are an engine's.
+  head_records(index_t heads, index_t capacity, index_t requests = 0, index_t kv_heads = 1,
+               std::array<std::size_t, 2> rows = {})
       : heads_(heads),
         capacity_(capacity),
         kv_heads_(kv_heads),
-        log_mass_(as_size(heads, capacity) * sizeof(float)),
-        position_(as_size(heads, capacity) * sizeof(index_t)),
+        slot_bytes_{sizeof(float), sizeof(index_t), rows[0], rows[1]},
         length_(as_size(heads)),
         next_position_(as_size(heads)),
         kept_(as_size(heads)),
-        drafts_(as_size(requests)) {}
+        drafts_(as_size(requests)) {
+    for (std::size_t i = 0; i < memory_.size(); ++i) {
+      memory_[i] = detail::reserved(as_size(heads, capacity) * slot_bytes_[i]);
+    }
+  }
   /// A copy has the slots in use alone, no drafts, and nothing that a compressor knows of.
   head_records(const head_records& from)
       : head_records(from.heads_, from.capacity_, static_cast<index_t>(from.drafts_.size()),
-                     from.kv_heads_) {
+                     from.kv_heads_, {from.slot_bytes_[keys], from.slot_bytes_[values]}) {
     length_ = from.length_, next_position_ = from.next_position_;
-    copy_rows(from.log_mass_, log_mass_, sizeof(float));
-    copy_rows(from.position_, position_, sizeof(index_t));
+    for (index_t h = 0; h < heads_; ++h) {
+      for (std::size_t i = 0; i < memory_.size(); ++i) {
+        const std::size_t first = as_size(h, capacity_) * slot_bytes_[i];
+        std::copy_n(from.memory_[i].data() + first, as_size(length(h)) * slot_bytes_[i],
+                    memory_[i].data() + first);
+      }
+    }
   }
   head_records(head_records&&) noexcept = default;
   head_records& operator=(head_records&&) noexcept = default;
   ~head_records() = default;
 
-  /// Copies what heads have in memory of `row` bytes per slot, `[heads, capacity]`.
-  void copy_rows(const detail::reserved& from, detail::reserved& to, std::size_t row) const {
-    for (index_t h = 0; h < heads_; ++h) {
-      const std::size_t first = as_size(h, capacity_) * row;
-      std::memcpy(to.data() + first, from.data() + first, as_size(length(h)) * row);
-    }
-  }
-
   index_t heads() const { return heads_; }
   index_t capacity() const { return capacity_; }
+  /// Where rows lie, `[heads, capacity]`.
+  std::byte* key_rows() const { return memory_[keys].data(); }
+  std::byte* value_rows() const { return memory_[values].data(); }
   /// Slots in use of a head that is there.
   index_t length(index_t h) const { return length_[as_size(h)]; }
   /// Refused: a head that is not there.
@@ -65,29 +70,34 @@ class head_records {
     const auto i = as_size(h), first = i * as_size(capacity_);
     std::atomic<index_t>* const drafts =
         drafts_.empty() ? nullptr : &drafts_[as_size(h / kv_heads_) % drafts_.size()];
-    return {reinterpret_cast<float*>(log_mass_.data()) + first,
-            reinterpret_cast<index_t*>(position_.data()) + first,
+    return {reinterpret_cast<float*>(memory_[log_mass].data()) + first,
+            reinterpret_cast<index_t*>(memory_[position].data()) + first,
             &length_[i],
             &next_position_[i],
             &kept_[i],
             drafts};
   }
 
-  /// Gives back what such memory holds of head `h` beyond `slots` slots, and those in use.
-  void give_back(index_t h, index_t slots, detail::reserved& rows, std::size_t row) const {
-    const auto used = std::min(capacity_, std::max(slots, length(h)));
-    rows.release((as_size(h, capacity_) + as_size(used)) * row, as_size(h + 1, capacity_) * row);
-  }
+  /// Gives back what head `h` holds beyond `slots` slots, and those in use.
   void give_back(index_t h, index_t slots) {
-    give_back(h, slots, log_mass_, sizeof(float));
-    give_back(h, slots, position_, sizeof(index_t));
+    const auto used = std::min(capacity_, std::max(slots, length(h)));
+    for (std::size_t i = 0; i < memory_.size(); ++i) {
+      memory_[i].release((as_size(h, capacity_) + as_size(used)) * slot_bytes_[i],
+                         as_size(h + 1, capacity_) * slot_bytes_[i]);
+    }
   }
   /// Bytes that are held, lengths aside.
-  std::size_t held() const { return log_mass_.held() + position_.held(); }
+  std::size_t held() const {
+    return std::accumulate(memory_.begin(), memory_.end(), std::size_t{0},
+                           [](std::size_t sum, const auto& m) { return sum + m.held(); });
+  }
 
  private:
+  enum { log_mass, position, keys, values, kinds };
+
   index_t heads_, capacity_, kv_heads_;
-  detail::reserved log_mass_, position_;  // [heads, capacity]
+  std::array<std::size_t, kinds> slot_bytes_;
+  std::array<detail::reserved, kinds> memory_;  // [heads, capacity] each
   std::vector<index_t> length_, next_position_, kept_;
   std::vector<std::atomic<index_t>> drafts_;  // [requests]
 };
@@ -230,10 +240,10 @@ class cache_base {
   /// `v [tokens, heads, value_dim]`, none in one memory: of one layer of one request `[tokens,
   /// kv_heads, ...]`, of one token of several `[requests, kv_heads, ...]`. Refused, with nothing
   /// changed: another size, null, too few slots (`no_capacity`) or pages
-  /// (`no_page`), heads that are not there or come twice, NaN or Inf where the model checks for it.
+  /// (`no_page`), heads that are not there or are given twice, NaN or Inf where the model checks
+  /// for it.
   void append(const head_selection& heads, const any_span& k, const any_span& v, index_t tokens) {
-    expect_append(heads, k, v, tokens);
-    append_rows(heads, k, v, tokens);
+    append(heads, k, v, tokens, [] {});
   }
 
   /// Takes in `tokens` rows of each head that follow its slots in use: the engine wrote them.
@@ -275,9 +285,9 @@ class cache_base {
   /// @}
 
  protected:
-  /// What `append` refuses.
-  void expect_append(const head_selection& heads, const any_span& k, const any_span& v,
-                     index_t tokens) {
+  /// `expect_more`: what is refused in addition.
+  void append(const head_selection& heads, const any_span& k, const any_span& v, index_t tokens,
+              const auto& expect_more) {
     expects(tokens >= 0, "append: expected at least 0 tokens, got ", tokens);
     detail::expect_size("append", "keys", k, {tokens, heads.count(), spec().key_dim});
     detail::expect_no_values("append", one_memory(), spec().value_dim, v);
@@ -287,9 +297,7 @@ class cache_base {
       expect_finite("append: expected finite keys", k);
       expect_finite("append: expected finite values", v);
     }
-  }
-  void append_rows(const head_selection& heads, const any_span& k, const any_span& v,
-                   index_t tokens) {
+    expect_more();
     push_metadata(heads, tokens);
     const index_t count = heads.count();
     for (index_t i = 0; i < count; ++i) {
@@ -309,12 +317,13 @@ class cache_base {
 
   using spec_list = std::shared_ptr<const std::vector<attention_spec>>;
 
-  cache_base(spec_list specs, const cache_extents& extents, storage_pair type)
+  cache_base(spec_list specs, const cache_extents& extents, storage_pair type,
+             std::array<std::size_t, 2> own = {})
       : specs_(std::move(specs)),
         extents_(extents),
         type_(type),
         records_(extents.layers * extents.requests * kv_heads(), extents.capacity, extents.requests,
-                 kv_heads()) {}
+                 kv_heads(), own) {}
 
   /// Specs with their defaults, one for all layers or one for each. Refused: what
   /// `attention_spec::checked` refuses, another number of specs, layers of different shapes.
@@ -470,17 +479,6 @@ class cache_base {
   bool one_memory_ = false;
 };
 
-namespace detail {
-
-/// What has one owner at a time.
-struct move_only {
-  move_only() = default;
-  move_only(move_only&&) = default;
-  move_only& operator=(move_only&&) = default;
-};
-
-}  // namespace detail
-
 /// How large a cache with memory of its own is, and what it holds keys and values as.
 struct cache_options {
   index_t layers = 1;
@@ -501,15 +499,8 @@ class cache : public cache_base {
  public:
   cache(const attention_spec& spec, const cache_options& o) : cache(std::span(&spec, 1), o) {}
   cache(std::span<const attention_spec> specs, const cache_options& o)
-      : cache_base(checked(specs, {o.layers, o.requests, o.capacity}),
-                   {o.layers, o.requests, o.capacity}, {o.keys, o.values}) {
-    place();
-  }
-  cache(const cache& other) : cache_base(other) {
-    place();
-    records().copy_rows(other.key_rows_, key_rows_, row_bytes(type().keys, spec().key_dim));
-    records().copy_rows(other.value_rows_, value_rows_, row_bytes(type().values, spec().value_dim));
-  }
+      : cache(checked(specs, {o.layers, o.requests, o.capacity}), o) {}
+  cache(const cache& other) : cache_base(other) { place(); }
   cache(cache&&) noexcept = default;
   cache& operator=(const cache& other) {
     cache copy = other;
@@ -517,18 +508,6 @@ class cache : public cache_base {
   }
   cache& operator=(cache&&) noexcept = default;
   ~cache() = default;
-
-  /// As of every cache, rows included: memory is held for those that were written to.
-  /// @{
-  std::size_t reserved_bytes() const {
-    return cache_base::reserved_bytes() + key_rows_.held() + value_rows_.held();
-  }
-  void give_back(index_t h, index_t slots = 0) {
-    cache_base::give_back(h, slots);
-    records().give_back(h, slots, key_rows_, row_bytes(type().keys, spec().key_dim));
-    records().give_back(h, slots, value_rows_, row_bytes(type().values, spec().value_dim));
-  }
-  /// @}
 
   /// Lowers the capacity of all heads to `capacity` slots and gives the rest back. Rows stay where
   /// they are; views of heads keep the capacity that they were made with.
@@ -553,20 +532,22 @@ class cache : public cache_base {
   }
 
  private:
+  cache(const spec_list& specs, const cache_options& o)
+      : cache_base(specs, {o.layers, o.requests, o.capacity}, {o.keys, o.values},
+                   {row_bytes(o.keys, specs->front().key_dim),
+                    row_bytes(o.values, specs->front().value_dim)}) {
+    place();
+  }
   void place() {
-    const auto at = [&](detail::reserved& memory, storage type, index_t dim) {
+    const auto at = [&](std::byte* data, storage type, index_t dim) {
       const auto row = static_cast<std::ptrdiff_t>(row_bytes(type, dim)),
                  element = static_cast<std::ptrdiff_t>(element_bytes(type)),
                  head = records().capacity() * row, request = kv_heads() * head;
-      memory = detail::reserved(as_size(heads(), records().capacity()) * as_size(row));
-      return placed_rows{
-          memory.data(), requests() * request, request, head, {memory.data(), row, element}};
+      return placed_rows{data, requests() * request, request, head, {data, row, element}};
     };
-    set_rows(at(key_rows_, type().keys, spec().key_dim),
-             at(value_rows_, type().values, spec().value_dim));
+    set_rows(at(records().key_rows(), type().keys, spec().key_dim),
+             at(records().value_rows(), type().values, spec().value_dim));
   }
-
-  detail::reserved key_rows_, value_rows_;
 };
 
 /// A `kv_cache` over an engine's own keys and values; log-mass, positions and lengths are kept
@@ -581,8 +562,10 @@ class cache : public cache_base {
 /// of `cache`, memory that is too small for the layout, and rows that overlap: of one layer, or of
 /// two that are given apart. Such layers may interleave, as in an engine that holds `[slots,
 /// layers]` rows, if they are laid out alike. Keys are not compared with values.
-class strided_cache : public cache_base, detail::move_only {
+class strided_cache : public cache_base {
  public:
+  strided_cache(strided_cache&&) = default;
+  strided_cache& operator=(strided_cache&&) = default;
   strided_cache(const attention_spec& spec, const cache_extents& extents, const layer_rows& keys,
                 const layer_rows& values)
       : strided_cache(std::span(&spec, 1), extents, keys, values) {}
@@ -610,8 +593,10 @@ class strided_cache : public cache_base, detail::move_only {
 ///
 /// Movable, not copyable, as `strided_cache`. Refused: as there, a capacity of no whole pages,
 /// tables of another size.
-class paged_cache : public cache_base, detail::move_only {
+class paged_cache : public cache_base {
  public:
+  paged_cache(paged_cache&&) = default;
+  paged_cache& operator=(paged_cache&&) = default;
   paged_cache(const attention_spec& spec, const cache_extents& extents, const layer_rows& keys,
               const layer_rows& values, const page_tables& tables)
       : paged_cache(std::span(&spec, 1), extents, keys, values, tables) {}
@@ -630,7 +615,6 @@ class paged_cache : public cache_base, detail::move_only {
 
   /// As of every cache. Refused too: pages to write to that another table has in use.
   void append(const head_selection& heads, const any_span& k, const any_span& v, index_t tokens) {
-    expect_append(heads, k, v, tokens);
     const auto each = [&](const auto& use) {
       for (index_t i = 0; i < heads.count(); ++i) {
         use(heads[i]);
@@ -639,9 +623,9 @@ class paged_cache : public cache_base, detail::move_only {
     const auto expect_own = [&](index_t h) {
       expect_own_pages("append", h, length(h), length(h) + tokens);
     };
-    // Where it is refused, what the tokens would have had in use is not.
-    detail::or_undo([&] { each(expect_own); }, [&] { each([&](index_t h) { count_pages(h); }); });
-    append_rows(heads, k, v, tokens);
+    cache_base::append(heads, k, v, tokens, [&] {  // refused, it leaves the counts as they were
+      detail::or_undo([&] { each(expect_own); }, [&] { each([&](index_t h) { count_pages(h); }); });
+    });
   }
   /// As of every cache: rows of a prefix may lie in pages that other tables have too.
   void commit(const head_selection& heads, index_t tokens) {

@@ -77,7 +77,7 @@ concept widens = requires(const Scalar* x) {
   widened(x);
 };
 
-/// What is `bytes` behind `x`: rows of any storage lie at any distance.
+/// The element `bytes` after `x`: rows of any storage lie at any distance.
 template <class T>
 const T* behind(const T* x, std::ptrdiff_t bytes) {
   return reinterpret_cast<const T*>(reinterpret_cast<const std::byte*>(x) + bytes);
@@ -274,10 +274,15 @@ inline void expect_no_values(const char* call, bool one_memory, index_t dim, con
 
 }  // namespace detail
 
-/// Refuses NaN and Inf, naming the first.
+/// Refuses NaN and Inf, naming the first: an option of the cache (`check_finite`), one pass.
+/// `expected`: "call: expected finite name".
 inline void expect_finite(const char* expected, const any_span& x) {
   x.visit([&](auto numbers) {
-    expect_finite(expected, numbers.data(), static_cast<std::ptrdiff_t>(numbers.size()));
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      const auto number = static_cast<float>(numbers[i]);
+      expects(errc::not_finite, std::isfinite(number), expected, ", got ", number, " at element ",
+              i);
+    }
   });
 }
 
@@ -292,8 +297,8 @@ using tile = Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynami
 /// Rows between two prefetches.
 inline constexpr index_t prefetch_distance = 8;
 
-/// Prefetches the first lines of the row `prefetch_distance` behind `row`: processors follow what
-/// is read in order by themselves, but start anew at every page of memory.
+/// Prefetches the first lines of the row `prefetch_distance` rows after `row`: processors follow
+/// sequential reads by themselves, but start anew at every page of memory.
 template <class T>
 void prefetch_row(const T* row, std::ptrdiff_t stride) {
   constexpr std::ptrdiff_t line = 64, lines = 4;
@@ -304,7 +309,7 @@ void prefetch_row(const T* row, std::ptrdiff_t stride) {
 
 inline namespace KVMELD_INSTRUCTIONS {
 
-/// Fetches what is `ahead` bytes behind `x` into the second cache. Called with the loads of a
+/// Fetches the line `ahead` bytes after `x` into the second cache. Called with the loads of a
 /// sweep, one line at a time: many at once would wait for one another.
 template <class Scalar>
 EIGEN_ALWAYS_INLINE void fetch([[maybe_unused]] const Scalar* x,
@@ -316,9 +321,9 @@ EIGEN_ALWAYS_INLINE void fetch([[maybe_unused]] const Scalar* x,
 #endif
 }
 
-/// Bytes from what a loop over rows, `stride` apart, reads to what it fetches meanwhile: processors
-/// follow what is read no further than a page of memory. `follows`: how many bytes behind the first
-/// row lie those that are read after the last; 0: they lie behind it, evenly spaced.
+/// Bytes from the row that a loop reads, of rows `stride` apart, to the one that it fetches
+/// meanwhile: processors prefetch no further than a page of memory. `follows`: bytes from the first
+/// row to the one that is read after the last; 0: that one follows the last, evenly spaced.
 inline std::ptrdiff_t fetched_ahead(std::ptrdiff_t stride, std::ptrdiff_t follows) {
   constexpr std::ptrdiff_t far = 8192;
   return follows != 0 ? follows

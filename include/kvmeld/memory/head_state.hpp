@@ -107,8 +107,8 @@ class head_state : private detail::state_fields {
     memory_capacity_ = from.memory_capacity_;
     copy_numbers(from);
   }
-  /// What was moved from has no slots, no columns and no memory: spans that stayed behind would
-  /// write into the state that was moved to.
+  /// What was moved from has no slots, no columns and no memory: its spans would write
+  /// into the state that was moved to.
   head_state(head_state&& from) noexcept
       : state_fields(std::exchange(static_cast<state_fields&>(from), {})) {}
   head_state& operator=(head_state from) noexcept {

@@ -136,8 +136,8 @@ class reserved {
   std::size_t size_ = 0;
 };
 
-/// Of vectors whose memory the system has back as soon as they are gone: a heap keeps what lies
-/// between blocks that are in use.
+/// Of vectors whose memory the system has back as soon as they are destroyed: a heap keeps freed
+/// blocks between those in use.
 template <class T>
 struct reserved_allocator {
   using value_type = T;

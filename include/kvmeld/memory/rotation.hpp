@@ -27,8 +27,8 @@ struct llama3_scaling {
   bool operator==(const llama3_scaling&) const = default;
 };
 
-/// YaRN (Peng et al. 2023, arXiv 2309.00071): frequencies that turn less than `slow` times over the
-/// original context are divided by `factor`, more than `fast` times are kept, a ramp between.
+/// YaRN (Peng et al. 2023, arXiv 2309.00071): frequencies of fewer than `slow` turns over the
+/// original context are divided by `factor`, those of more than `fast` are kept, a ramp between.
 struct yarn_scaling {
   double factor = 1;
   index_t original_context = 4096;
@@ -39,8 +39,8 @@ struct yarn_scaling {
   bool operator==(const yarn_scaling&) const = default;
 };
 
-/// RoPE (Su et al. 2021, arXiv 2104.09864): pair `p` of a head turns by `frequency(p, dim)` radians
-/// per position. A value; none by default.
+/// RoPE (Su et al. 2021, arXiv 2104.09864): pair `p` of a head is rotated by `frequency(p, dim)`
+/// radians per position. A value; none by default.
 ///
 ///     rotary::halves(500'000.0).llama3({.factor = 32})
 ///     rotary::interleaved(10'000.0).dims(64).last()       // DeepSeek's latent rows
@@ -78,7 +78,8 @@ class rotary {
     r.dims_ = n;
     return r;
   }
-  /// Where not all elements of a head turn, the last ones do: as latent rows, `[latent, rotated]`.
+  /// Where not all elements of a head are rotated, the last ones are: as latent rows, `[latent,
+  /// rotated]`.
   rotary last() const {
     rotary r = *this;
     r.last_ = true;
@@ -102,21 +103,21 @@ class rotary {
     return scaled_by("yarn", s.factor, s);
   }
 
-  /// Does it turn anything?
+  /// Does it rotate anything?
   bool rotates() const { return base_ > 0 || !table_.empty(); }
   pairing pairs_as() const { return pairing_; }
   /// 0: none, or a table.
   double base() const { return base_; }
   bool operator==(const rotary&) const = default;
 
-  /// Elements of a head of `dim` that turn, side by side from `first(dim)` on; even.
+  /// Elements of a head of `dim` that are rotated, side by side from `first(dim)` on; even.
   index_t rotated(index_t dim) const {
     const auto of_table = static_cast<index_t>(2 * table_.size());
     const index_t all = !rotates() ? 0 : dims_ > 0 ? dims_ : of_table > 0 ? of_table : dim;
     return all <= dim ? all / 2 * 2 : 0;
   }
   index_t first(index_t dim) const { return last_ ? dim - rotated(dim) : 0; }
-  /// Can a head of `dim` be turned so? Throws if it has fewer elements than are to turn.
+  /// Throws if a head of `dim` has fewer elements than are to be rotated.
   void check(index_t dim) const {
     expects(dims_ <= dim && static_cast<index_t>(2 * table_.size()) <= dim,
             "rotary: expected at most ", dim, " rotated dimensions, got ",
@@ -265,7 +266,7 @@ class rotation {
     }
   }
 
-  /// Rotates the elements of `head [dim]` that turn, in place. The others are unchanged.
+  /// Rotates `head [dim]` in place.
   void operator()(float* head) const {
     float* const x = head + first_;
     const float *const cosine = turns(), *const sine = cosine + pairs_;

@@ -24,7 +24,7 @@ namespace detail {
 inline float half_bits_to_float(std::uint16_t half) {
   constexpr std::int32_t one = 1 << 23, raise = 224 * one;  // NaN and Inf as a float has them
   const std::int32_t shifted = (half & 0x7FFF) << 13;
-  // A denormal half is the fraction behind a 1 that is taken away again.
+  // A denormal half is the fraction after a leading 1 that is subtracted again.
   const std::int32_t is_denormal = shifted < one ? -1 : 0;
   const float raised = std::bit_cast<float>(shifted + raise + (is_denormal & one)) -
                        std::bit_cast<float>(is_denormal & (raise + one));

@@ -65,7 +65,7 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
   expects(log_sum_exp.empty() || log_sum_exp.size() == as_size(group),
           "attend: expected log_sum_exp [", group, "], got ", log_sum_exp.size(), " floats");
   if (head.check_finite()) {
-    expect_finite("attend: expected finite q", q, std::ptrdiff_t{group} * dim);
+    expect_finite("attend: expected finite q", std::span(q, as_size(group, dim)));
   }
   const auto rows_of = [&](index_t floats) {
     return std::clamp(floats / head.row_dim(), index_t{1}, score::tile_slots);
