@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Budgets by one threshold over a model, and profiles of them.
-#include "kvmeld/compress/budgets.hpp"
-
 #include <catch2/catch.hpp>
 #include <numeric>
 #include <sstream>
 
+#include "kvmeld/compress/budgets.hpp"
 #include "oracle/budgets.hpp"
 #include "support/fixtures.hpp"
 
