@@ -46,11 +46,11 @@ struct shared_slots {
       if constexpr (requires { one.slots_beside_pins(); }) {
         return {one.slots_beside_pins(), one.sinks, one.prompt_recent, 0};
       } else if constexpr (requires { one.shared_heavy(); }) {
-        const index_t latest = one.shared_recent();
-        return {one.sinks + latest, one.sinks, latest, one.shared_heavy() + 1};
+        const index_t newest = one.shared_recent();
+        return {one.sinks + newest, one.sinks, newest, one.shared_heavy() + 1};
       } else {
-        const index_t least = declared(one).min_budget(), sinks = std::min(least - 1, index_t{4});
-        return {least - 1, sinks, least - 1 - sinks, 1};
+        const index_t kept = declared(one).min_budget() - 1, first = std::min(kept, index_t{4});
+        return {kept, first, kept - first, 1};
       }
     });
   }
