@@ -122,15 +122,7 @@ void add(Real scale, const A& a, const B& b, target<Real> out) {
     return;
   }
   if (depth + rows + cols < EIGEN_GEMM_TO_COEFFBASED_THRESHOLD) {
-    for (Eigen::Index i = 0; i < rows; ++i) {
-      for (Eigen::Index j = 0; j < cols; ++j) {
-        Real sum = a(i, 0) * b(0, j);
-        for (Eigen::Index k = 1; k < depth; ++k) {
-          sum += a(i, k) * b(k, j);
-        }
-        out(i, j) += scale * sum;
-      }
-    }
+    out.noalias() += scale * a.lazyProduct(b);
     return;
   }
   const Eigen::Index step_a = A::IsRowMajor ? 1 : a.outerStride(),
