@@ -6,44 +6,15 @@
 #include <numeric>
 
 #include "kvmeld/compress/budgets.hpp"
-#include "support/fixtures.hpp"
+#include "support/divided.hpp"
 
 namespace budgets_test {
 
+using fixtures::below;
+using fixtures::flat;
 using fixtures::index_t;
-
-index_t sum(const std::vector<index_t>& budget) {
-  return std::accumulate(budget.begin(), budget.end(), index_t{0});
-}
-
-index_t below(index_t n) {
-  return std::uniform_int_distribution<index_t>(0, n - 1)(fixtures::random_bits());
-}
-
-/// `[rows][columns]` positive numbers of very different sizes.
-oracle::mat random_rows(index_t rows, index_t columns) {
-  oracle::mat m;
-  for (index_t r = 0; r < rows; ++r) {
-    const auto x = fixtures::normal(columns, 3);
-    oracle::vec row;
-    for (const float e : x) {
-      row.push_back(std::exp(double{e}));
-    }
-    m.push_back(row);
-  }
-  return m;
-}
-
-template <class T>
-std::vector<T> flat(const oracle::mat& m) {
-  std::vector<T> x;
-  for (const auto& row : m) {
-    for (const double e : row) {
-      x.push_back(static_cast<T>(e));
-    }
-  }
-  return x;
-}
+using fixtures::random_rows;
+using fixtures::sum;
 
 TEST_CASE("proportional budgets are the oracle's and sum exactly", "[oracle][budgets]") {
   for (int trial = 0; trial < 3000; ++trial) {

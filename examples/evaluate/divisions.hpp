@@ -15,6 +15,7 @@
 
 namespace evaluate {
 
+using kvmeld::as_size;
 using kvmeld::expects;
 using kvmeld::index_t;
 

@@ -5,41 +5,15 @@
 #include <catch2/catch.hpp>
 
 #include "oracle/budgets.hpp"
-#include "support/fixtures.hpp"
+#include "support/divided.hpp"
 
 namespace divisions_test {
 
+using fixtures::below;
+using fixtures::flat;
 using fixtures::index_t;
-
-index_t sum(const std::vector<index_t>& budget) {
-  return std::accumulate(budget.begin(), budget.end(), index_t{0});
-}
-
-index_t below(index_t n) {
-  return std::uniform_int_distribution<index_t>(0, n - 1)(fixtures::random_bits());
-}
-
-/// `[rows][columns]` positive numbers of very different sizes.
-oracle::mat random_rows(index_t rows, index_t columns) {
-  oracle::mat m;
-  for (index_t r = 0; r < rows; ++r) {
-    const auto x = fixtures::normal(columns, 3);
-    oracle::vec row;
-    for (const float e : x) {
-      row.push_back(std::exp(double{e}));
-    }
-    m.push_back(row);
-  }
-  return m;
-}
-
-std::vector<float> flat(const oracle::mat& m) {
-  std::vector<float> x;
-  for (const auto& row : m) {
-    x.insert(x.end(), row.begin(), row.end());
-  }
-  return x;
-}
+using fixtures::random_rows;
+using fixtures::sum;
 
 TEST_CASE("pyramids are the oracle's", "[oracle][budgets]") {
   for (int trial = 0; trial < 500; ++trial) {
@@ -68,7 +42,7 @@ TEST_CASE("AdaKV's budgets are the oracle's", "[oracle][budgets]") {
         s = below(50) == 0 ? std::nan("") : s;
       }
     }
-    const auto budget = evaluate::ada_budgets(flat(scores), heads, total, floor);
+    const auto budget = evaluate::ada_budgets(flat<float>(scores), heads, total, floor);
     REQUIRE(sum(budget) == total);
     REQUIRE(budget == oracle::ada_budgets(scores, total, floor));
   }
