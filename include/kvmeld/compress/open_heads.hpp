@@ -107,7 +107,7 @@ class open_heads {
     admit(call, chosen, open::nothing);
     return chosen;
   }
-  void begin_draft(index_t h, drafted rows) {
+  void begin_draft(index_t h, drafted&& rows) {
     of(h).draft = std::move(rows);
     ++drafts[as_size(kv.request_of(h))];
     kv.count_drafts(h, 1);
