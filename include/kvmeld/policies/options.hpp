@@ -138,9 +138,12 @@ void expect_in_range(const P& p, const Option& option, double x) {
   }
 }
 
-/// The decimal number that `text` is, with a decimal point in every locale; none: it is no finite
-/// number. (libc++ has `std::from_chars` for double from 20 on.)
+/// The decimal number that `text` is, with a decimal point in every locale, or infinity, which an
+/// option may be; none: it is no such number. (libc++ has `std::from_chars` for double from 20 on.)
 inline std::optional<double> parse_number(std::string_view text) {
+  if (text == number_text(endless.value)) {
+    return endless.value;
+  }
   if (text.empty() || text.front() == '+' ||
       text.find_first_not_of("0123456789.eE+-") != std::string_view::npos) {
     return std::nullopt;
