@@ -84,16 +84,19 @@ void move_to(const P& p, Cache& to, float tolerance) {
 template <class P>
 void move_everywhere(const P& p) {
   CAPTURE(p.name());
-  for (const auto& [keys, values, tolerance] : {std::tuple{storage::f32, storage::f32, 0.0F},
-                                                {storage::f16, storage::f16, 0.02F},
-                                                {storage::bf16, storage::bf16, 0.1F},
-                                                {storage::q8_0, storage::q8_0, 0.1F},
-                                                {storage::q8_0, storage::q4_0, 0.7F}}) {
+  using kvmeld::storage_pair;
+  for (const auto& [type, tolerance] : {std::pair{storage_pair(storage::f32), 0.0F},
+                                        {storage_pair(storage::f16), 0.02F},
+                                        {storage_pair(storage::bf16), 0.1F},
+                                        {storage_pair(storage::q8_0), 0.1F},
+                                        {storage_pair(storage::q8_0, storage::q4_0), 0.7F},
+                                        {storage_pair(storage::q8_0, storage::q4_0, 16), 0.7F}}) {
     kvmeld::cache to(layer_spec, {.layers = layers_of,
                                   .requests = 3,
                                   .capacity = capacity - 3,
-                                  .keys = keys,
-                                  .values = values});
+                                  .keys = type.keys,
+                                  .values = type.values,
+                                  .newest = type.newest});
     move_to(p, to, tolerance);
   }
   const kvmeld::cache_extents extents{.layers = layers_of, .requests = 2, .capacity = 128};

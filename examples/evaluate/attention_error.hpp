@@ -120,8 +120,10 @@ inline std::vector<double> stream_error(const contender& c, const engine::config
     const index_t width = shape.group() * shape.dim;
     const auto of_head = as_size(i % parts);
     const index_t most = allocate_slots(c, steps, parts)[of_head];
-    kvmeld::cache kv(shape.attention(full, 1),
-                     {.capacity = most + 1, .keys = c.storage.keys, .values = c.storage.values});
+    kvmeld::cache kv(shape.attention(full, 1), {.capacity = most + 1,
+                                                .keys = c.storage.keys,
+                                                .values = c.storage.values,
+                                                .newest = c.storage.newest});
     compressor meld(kv, c.of_head(of_head), {.slots = most});
     const auto row = [](const row_major_matrix& m, index_t t, index_t first, index_t size) {
       return std::span(&m(t, first), as_size(size));

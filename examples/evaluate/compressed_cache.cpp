@@ -40,9 +40,11 @@ kvmeld::cache stored(kvmeld::cache& kv, const kvmeld::storage_pair& type) {
   for (index_t layer = 0; layer < kv.layers(); ++layer) {
     specs.push_back(kv.spec(layer));
   }
-  kvmeld::cache to(
-      specs,
-      {.layers = kv.layers(), .capacity = kv.capacity(), .keys = type.keys, .values = type.values});
+  kvmeld::cache to(specs, {.layers = kv.layers(),
+                           .capacity = kv.capacity(),
+                           .keys = type.keys,
+                           .values = type.values,
+                           .newest = type.newest});
   for (index_t h = 0; h < kv.heads(); ++h) {
     kvmeld::detail::copy_slots(kv.head(h), to.head(h));
   }
@@ -122,7 +124,8 @@ compressed_cache::compressed_cache(const contender& c, const engine::config& sha
                                         kvmeld::cache_options{.layers = shape.layers,
                                                               .capacity = capacity,
                                                               .keys = c.storage.keys,
-                                                              .values = c.storage.values});
+                                                              .values = c.storage.values,
+                                                              .newest = c.storage.newest});
   const std::vector<index_t> full = full_heads(*kv_);
   std::vector<any_policy> policies(as_size(kv_->heads()), full_cache());
   std::vector<budget> budgets(as_size(kv_->heads()), budget{capacity - 1});
@@ -134,13 +137,11 @@ compressed_cache::compressed_cache(const contender& c, const engine::config& sha
 }
 
 std::size_t compressed_cache::bytes() const {
-  const kvmeld::storage_pair type = kv_->type();
-  const std::size_t row = kvmeld::row_bytes(type.keys, kv_->spec().key_dim) +
-                          kvmeld::row_bytes(type.values, kv_->spec().value_dim);
   std::size_t sum = 0;
   for (const index_t h : full_heads(*kv_)) {
-    sum += as_size(kv_->head(h).length()) * (row + sizeof(float) + sizeof(index_t)) +
-           meld_->state(h).bytes();
+    const index_t slots = kv_->head(h).length();
+    sum += kvmeld::head_bytes(kv_->type(), kv_->spec().key_dim, kv_->spec().value_dim, slots) +
+           as_size(slots) * (sizeof(float) + sizeof(index_t)) + meld_->state(h).bytes();
   }
   return sum;
 }

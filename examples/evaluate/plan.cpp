@@ -18,7 +18,7 @@ std::string refusal_of(const any_policy& p, const kvmeld::storage_pair& type, in
                        index_t dim) {
   try {
     kvmeld::cache({.kv_heads = 1, .key_dim = dim},
-                  {.capacity = 1, .keys = type.keys, .values = type.values});
+                  {.capacity = 1, .keys = type.keys, .values = type.values, .newest = type.newest});
     kvmeld::check(p, budget{slots}, slots);
     return {};
   } catch (const kvmeld::error& e) {
@@ -62,9 +62,9 @@ index_t slots_within(const any_policy& p, const kvmeld::storage_pair& type, doub
                      index_t prompt, index_t dim, index_t group) {
   const auto bytes = [&](const any_policy& of, const kvmeld::storage_pair& held_in, index_t slots) {
     const std::size_t slot =
-        kvmeld::row_bytes(held_in.keys, dim) + kvmeld::row_bytes(held_in.values, dim) +
         sizeof(float) * (1 + kvmeld::declared(of).slot_stats().size()) + sizeof(index_t);
-    return static_cast<double>(slot * as_size(slots) +
+    return static_cast<double>(kvmeld::head_bytes(held_in, dim, dim, slots) +
+                               slot * as_size(slots) +
                                sizeof(float) * kvmeld::declared(of).memory(dim, group, slots));
   };
   const double most = share * bytes(full_cache(), storage::f32, prompt);

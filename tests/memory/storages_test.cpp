@@ -25,10 +25,11 @@ const kvmeld::attention_spec spec{.kv_heads = 1,
 
 /// Each of four for keys and values; values in 4 bits with some keys.
 std::vector<kvmeld::storage_pair> every_storage() {
-  std::vector<kvmeld::storage_pair> all{{storage::q8_0, storage::q4_0},
-                                        {storage::f32, storage::q4_0},
-                                        {storage::q4_0, storage::q4_0},
-                                        {storage::q4_0, storage::f16}};
+  std::vector<kvmeld::storage_pair> all{
+      {storage::q8_0, storage::q4_0},     {storage::f32, storage::q4_0},
+      {storage::q4_0, storage::q4_0},     {storage::q4_0, storage::f16},
+      {storage::q8_0, storage::q4_0, 16}, {storage::q4_0, storage::q8_0, 3},
+      {storage::f16, storage::q4_0, 64}};
   const auto four = {storage::f32, storage::f16, storage::bf16, storage::q8_0};
   for (const storage keys : four) {
     for (const storage values : four) {
@@ -39,7 +40,9 @@ std::vector<kvmeld::storage_pair> every_storage() {
 }
 
 kvmeld::cache cache_of(const kvmeld::storage_pair& type) {
-  return {spec, {.capacity = tokens + 9, .keys = type.keys, .values = type.values}};
+  return {
+      spec,
+      {.capacity = tokens + 9, .keys = type.keys, .values = type.values, .newest = type.newest}};
 }
 
 /// `x [dim]` as a storage holds it.
@@ -53,17 +56,42 @@ std::vector<float> held_as(storage type, std::vector<float> x) {
   return x;
 }
 
-/// `x [value_dim]` as the model has it once it is held: in 4 bits by way of a rotation.
-std::vector<float> value_held_as(storage type, std::vector<float> x) {
+/// `x [value_dim]` as the model has it once it is held as `held`: in 4 bits by way of a rotation.
+std::vector<float> value_held_as(storage type, std::vector<float> x, storage held) {
   const auto turn = [&] {
     if (type == storage::q4_0) {
       kvmeld::detail::hadamard(x.data(), static_cast<index_t>(x.size()));
     }
   };
   turn();
-  x = held_as(type, x);
+  x = held_as(held, x);
   turn();
   return x;
+}
+std::vector<float> value_held_as(storage type, std::vector<float> x) {
+  return value_held_as(type, std::move(x), type);
+}
+
+/// What a row of this storage is held as while it is the last.
+storage pushed_as(const kvmeld::storage_pair& type, storage of) {
+  return type.newest > 0 && kvmeld::in_blocks(of) ? storage::f16 : of;
+}
+
+/// Makes of a row that a push rounds, in a cache of floats that was copied, what it will be.
+void round_oldest(const kvmeld::storage_pair& type, const kvmeld::head_ref& copied) {
+  for (index_t s = 0; s < (type.newest > 0 ? copied.length() : 0); ++s) {
+    if (copied.position(s) == copied.next_position() - type.newest) {
+      const auto round = [](storage as, const kvmeld::row<kvmeld::any_scalar>& row, index_t size,
+                            auto hold) {
+        std::vector<float> x(static_cast<std::size_t>(size));
+        kvmeld::to_floats(row, size, x.data());
+        kvmeld::detail::store_row(hold(as, x).data(), row, size);
+      };
+      round(type.keys, copied.key(s), dim, held_as);
+      round(type.values, copied.value(s), of_values,
+            [](storage as, const std::vector<float>& x) { return value_held_as(as, x); });
+    }
+  }
 }
 
 std::vector<float> value_of(const kvmeld::head_ref& head, index_t s) {
@@ -153,22 +181,26 @@ TEST_CASE("LAW: whatever keys and values are held as, a prompt becomes what its 
     for (index_t s = 0; s < head.length(); ++s) {
       REQUIRE(head.position(s) == expected.position(s));
       REQUIRE(head.log_mass(s) == Approx(expected.log_mass(s)).margin(1e-3));
-      REQUIRE(rounded(head.key(s), floats(expected.key(s), dim), unit_of(type.keys)));
+      const auto key = head.key(s), row = head.value(s);
+      REQUIRE(rounded(key, floats(expected.key(s), dim), unit_of(key.type)));
       auto value = floats(expected.value(s), of_values);
       if (head.rotates_values()) {
         kvmeld::detail::hadamard(value.data(), of_values);
       }
-      REQUIRE(rounded(head.value(s), value, unit_of(type.values)));
+      REQUIRE(rounded(row, value, unit_of(row.type)));
     }
     std::vector<float> out(group * of_values), of_out(out);
     for (int t = 0; t < 6 && kvmeld::declared(e.policy).supports_decode(); ++t) {
       const auto q = fixtures::normal(group * dim), k = fixtures::normal(dim),
                  v = fixtures::normal(of_values);
       kvmeld::copy(kv.head(0), state[0], of_floats.head(0), of_f[0]);
+      round_oldest(type, of_floats.head(0));
       const kvmeld::budget b{target, target + 9};
       fixtures::step(e.policy, kv, state, {q, k, v}, b, out);
       fixtures::step(e.policy, of_floats, of_f,
-                     {q, held_as(type.keys, k), value_held_as(type.values, v)}, b, of_out);
+                     {q, held_as(pushed_as(type, type.keys), k),
+                      value_held_as(type.values, v, pushed_as(type, type.values))},
+                     b, of_out);
       for (std::size_t i = 0; i < out.size(); ++i) {
         REQUIRE(out[i] == Approx(of_out[i]).margin(1e-4));
       }
@@ -202,16 +234,21 @@ TEST_CASE("a cache of two storages is saved, and goes on where it is loaded",
   step(one, state, x, out), step(other, loaded, x, again);
   CHECK(out == again);
   const storage unlike = type.values == storage::f32 ? storage::f16 : storage::f32;
-  kvmeld::cache elsewhere = cache_of({type.keys, unlike});
+  const bool has_newest = kvmeld::in_blocks(type.keys) || kvmeld::in_blocks(unlike);
+  kvmeld::cache elsewhere = cache_of({type.keys, unlike, has_newest ? type.newest : 0});
   auto refused = fixtures::make_state(policy, elsewhere);
   std::istringstream refused_in(bytes);
-  CHECK_THROWS_WITH(fixtures::load(refused_in, policy, elsewhere, refused),
-                    Catch::Contains("scalar of values"));
+  CHECK_THROWS_WITH(
+      fixtures::load(refused_in, policy, elsewhere, refused),
+      Catch::Contains(has_newest || type.newest == 0 ? "scalar of values" : "version 3"));
   one.shrink(14);
   CHECK(fixtures::everything(one, state).size() == fixtures::everything(other, loaded).size());
-  CHECK(one.bytes() ==
-        static_cast<std::size_t>(one.head(0).length()) *
-            (kvmeld::row_bytes(type.keys, dim) + kvmeld::row_bytes(type.values, of_values) + 8));
+  const auto slots = static_cast<std::size_t>(one.head(0).length());
+  const std::size_t in_half = (kvmeld::in_blocks(type.keys) ? 2 * dim : 0) +
+                              (kvmeld::in_blocks(type.values) ? 2 * of_values : 0);
+  CHECK(one.bytes() == slots * (kvmeld::row_bytes(type.keys, dim) +
+                                kvmeld::row_bytes(type.values, of_values) + 8) +
+                           std::min(slots, static_cast<std::size_t>(type.newest)) * in_half);
 }
 
 TEST_CASE("attention over blocks is that over the numbers that their formats say", "[storages]") {

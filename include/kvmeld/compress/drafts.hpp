@@ -28,7 +28,7 @@ std::vector<drafted> attended(open_heads<P>& all, const char* call, const head_s
                 own_v = any.own_value_dim(), group = any.group();
   const std::vector<float> q = in.q.all(), k = in.k.all(), v = in.v.all();
   std::vector<drafted> rows(as_size(n));
-  std::vector<std::pair<index_t, index_t>> before;  // lengths, and next positions
+  std::vector<head_mark> before;
   for (index_t i = 0; i < n; ++i) {
     const index_t h = chosen[i];
     const head_ref head = all.kv.head(h);
@@ -41,7 +41,7 @@ std::vector<drafted> attended(open_heads<P>& all, const char* call, const head_s
             " free slots");
     head.expect_pages(head.length(), head.length() + tokens);
     all.kv.expect_own_pages(call, h, head.length(), head.length() + tokens);
-    before.emplace_back(head.length(), head.next_position());
+    before.push_back(head.mark());
     drafted& d = rows[as_size(i)];
     d.tokens = tokens;
     const auto take = [&](std::vector<float>& to, const std::vector<float>& from, index_t each) {
@@ -78,8 +78,7 @@ std::vector<drafted> attended(open_heads<P>& all, const char* call, const head_s
   };
   const auto take_back = [&] {
     for (index_t i = 0; i < n; ++i) {
-      const auto [length, next_position] = before[as_size(i)];
-      all.kv.head(chosen[i]).restore(length, next_position);
+      all.kv.head(chosen[i]).restore(before[as_size(i)]);
     }
   };
   or_undo(attend, take_back);

@@ -103,19 +103,19 @@ inline index_t gather_pinned(const head_ref& head, head_state& state, index_t fi
   const auto key_of = [&](std::size_t i) { return row_in(keys, bytes[0], i, type.keys); };
   const auto value_of = [&](std::size_t i) { return row_in(values, bytes[1], i, type.values); };
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    copy(key_of(i), value_of(i), head.key(slots[i]), head.value(slots[i]));
+    copy(key_of(i), value_of(i), head.held_key(slots[i]), head.held_value(slots[i]));
     log_mass.push_back(head.log_mass(slots[i])), position.push_back(head.position(slots[i]));
   }
   for (index_t s = slots.back() - 1, to = slots.back(); s >= first; --s) {
     if (!is_pinned(s)) {
-      copy(head.key(to), head.value(to), head.key(s), head.value(s));
+      copy(head.held_key(to), head.held_value(to), head.held_key(s), head.held_value(s));
       head.log_mass(to) = head.log_mass(s), head.position(to) = head.position(s);
       --to;
     }
   }
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const index_t to = first + static_cast<index_t>(i);
-    copy(head.key(to), head.value(to), key_of(i), value_of(i));
+    copy(head.held_key(to), head.held_value(to), key_of(i), value_of(i));
     head.log_mass(to) = log_mass[i], head.position(to) = position[i];
   }
   return static_cast<index_t>(slots.size());

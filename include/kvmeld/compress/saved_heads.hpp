@@ -18,9 +18,10 @@ namespace kvmeld::inline v0 {
 // All numbers are little-endian; floats are their bits.
 //
 //     "kvmeld\r\n"                       8 bytes; line ends, as text mode would spoil them
-//     version, heads, capacity           u32 each; version: 3
+//     version, heads, capacity           u32 each; version: 3, or 4 with newest rows
 //     for every head:
 //       scalars of keys, of values       u32 each: 0 float, 1 half, 2 bfloat16, 3 q8_0, 4 q4_0
+//       newest rows in half              u32 (version 4)
 //       group, dims of keys, of values   u32 each
 //       place of values                  u32: 0 their own, 1 in the keys
 //       scale, soft cap                  f32 each
@@ -33,10 +34,12 @@ namespace kvmeld::inline v0 {
 //       floats of memory                 u64
 //     for every head:
 //       length, measured, seen           u32 each: slots, those that have columns, tokens so far
+//       rounded                          u32 (version 4): tokens before it are not the newest
 //       observed                         u64 queries
 //     for every head:
 //       keys, values                     [length, its dim] scalars; q8_0: blocks of half and 32 i8;
 //                                        q4_0: of half and 16 u8, values rotated
+//       newest keys, values              [newest, its dim] half; none of what is not in blocks
 //       log-mass, positions              [length] f32, [length] u32
 //       columns                          [columns, measured] f32
 //       memory                           f32
@@ -51,7 +54,8 @@ inline constexpr std::string_view saved_magic = "kvmeld\r\n";
 template <class Heads, class Field>
 void each_common_field(Heads& heads, Field field) {
   const auto number = [&](const char* what, auto x) { field(what, static_cast<std::uint32_t>(x)); };
-  number("version", 3);
+  const index_t newest = heads.head(0).type().newest;
+  number("version", newest > 0 ? 4 : 3);
   field("heads", heads.count());
   field("capacity", heads.head(0).capacity());
   for (index_t i = 0; i < heads.count(); ++i) {
@@ -59,6 +63,9 @@ void each_common_field(Heads& heads, Field field) {
     const attention_spec& spec = head.spec();
     number("scalar (0: float, 1: half, 2: bfloat16, 3: q8_0, 4: q4_0)", head.type().keys);
     number("scalar of values", head.type().values);
+    if (newest > 0) {
+      field("newest rows in half", newest);
+    }
     field("group", head.group());
     field("dim", head.dim());
     field("dim of values", head.value_dim());
@@ -93,7 +100,7 @@ void each_common_field(Heads& heads, Field field) {
 
 /// Of one head, what says how many bytes follow, and what counts tokens and queries.
 struct saved_counts {
-  index_t length = 0, measured = 0, next_position = 0;
+  index_t length = 0, measured = 0, next_position = 0, rounded = 0;
   std::int64_t observed = 0;
   std::size_t positions = 0;  ///< where these lie in what follows
 };
@@ -112,6 +119,20 @@ void each_number(row<any_scalar> x, index_t dim, Number number) {
   });
 }
 
+/// Makes zeros of what the slots of the newest rows hold, which is not read: equal heads are saved
+/// as equal bytes.
+inline void clear_unread(const head_ref& head) {
+  const auto clear = [](row<any_scalar> read, row<any_scalar> held, index_t dim) {
+    if (read.data != held.data) {
+      each_number(held, dim, [](auto& x) { x = {}; });
+    }
+  };
+  for (index_t s = 0; s < (head.type().newest > 0 ? head.length() : 0); ++s) {
+    clear(head.key(s), head.held_key(s), head.dim());
+    clear(head.value(s), head.held_value(s), head.own_value_dim());
+  }
+}
+
 /// Every number of a head's slots and of its state, in the order in which they are saved.
 /// `number(x)` reads or writes it.
 template <class Number>
@@ -119,12 +140,14 @@ void each_number(const head_ref& head, head_state& state, Number number) {
   for (const bool values : {false, true}) {
     for (index_t s = 0; s < head.length(); ++s) {
       if (values) {
-        each_number(head.value(s), head.own_value_dim(), number);
+        each_number(head.held_value(s), head.own_value_dim(), number);
       } else {
-        each_number(head.key(s), head.dim(), number);
+        each_number(head.held_key(s), head.dim(), number);
       }
     }
   }
+  std::ranges::for_each(head.newest_keys(), number);
+  std::ranges::for_each(head.newest_values(), number);
   for (index_t s = 0; s < head.length(); ++s) {
     number(head.log_mass(s));
   }
@@ -158,9 +181,13 @@ void save_heads(std::ostream& out, Heads& heads) {
     to.put(heads.head(h).length());
     to.put(heads.state(h).length());
     to.put(heads.head(h).next_position());
+    if (heads.head(h).type().newest > 0) {
+      to.put(heads.head(h).rounded());
+    }
     to.put(heads.state(h).observed());
   }
   for (index_t h = 0; h < heads.count(); ++h) {
+    clear_unread(heads.head(h));
     each_number(heads.head(h), heads.state(h), [&](const auto& x) { to.put(x); });
   }
   to.finish();
@@ -194,7 +221,10 @@ void load_heads(std::istream& in, Heads& heads) {
   for (index_t h = 0; h < heads.count(); ++h) {
     auto& n = counts[as_size(h)];
     n.length = from.get<index_t>(), n.measured = from.get<index_t>();
-    n.next_position = from.get<index_t>(), n.observed = from.get<std::int64_t>();
+    n.next_position = from.get<index_t>();
+    const index_t newest = heads.head(h).type().newest;
+    n.rounded = newest > 0 ? from.get<index_t>() : n.next_position;
+    n.observed = from.get<std::int64_t>();
     const auto head = heads.head(h);
     expects(errc::corrupt_file, n.length >= 0 && n.length <= head.capacity(),
             "load: expected a length of 0 to ", head.capacity(), " slots, got ", n.length);
@@ -203,11 +233,16 @@ void load_heads(std::istream& in, Heads& heads) {
     heads.expect_fits(h, n.length, n.measured);
     expects(errc::corrupt_file, n.next_position >= n.length, "load: expected at least ", n.length,
             " tokens in total, got ", n.next_position);
+    expects(errc::corrupt_file,
+            n.rounded <= n.next_position && n.rounded >= std::max(n.next_position - newest, 0),
+            "load: expected at most ", newest, " newest rows, got ",
+            std::int64_t{n.next_position} - n.rounded);
     expects(errc::corrupt_file, n.observed >= 0, "load: expected at least 0 observed queries, got ",
             n.observed);
     const std::size_t row = row_bytes(head.type().keys, head.dim()) +
                             row_bytes(head.type().values, head.own_value_dim());
-    n.positions = size + as_size(n.length) * (row + sizeof(float));
+    n.positions = size + as_size(n.length) * (row + sizeof(float)) +
+                  sizeof(Eigen::half) * (head.newest_keys().size() + head.newest_values().size());
     size = n.positions + as_size(n.length) * sizeof(index_t) +
            sizeof(float) *
                (as_size(n.measured, heads.state(h).slot_stats()) + heads.state(h).memory().size());
@@ -236,7 +271,7 @@ void load_heads(std::istream& in, Heads& heads) {
   for (index_t h = 0; h < heads.count(); ++h) {
     const auto& n = counts[as_size(h)];
     heads.head(h).truncate(0);
-    heads.head(h).restore(n.length, n.next_position);
+    heads.head(h).restore(n.length, n.next_position, n.rounded);
     heads.state(h).truncate(0);
     heads.state(h).extend(n.measured);
     heads.state(h).count_queries(n.observed - heads.state(h).observed());

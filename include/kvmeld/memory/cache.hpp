@@ -25,27 +25,40 @@ namespace kvmeld::inline v0 {
 /// them. With `requests`, of layers of `kv_heads` heads each, also which have a draft open.
 class head_records {
  public:
-  /// `rows`: bytes of a key and of a value; 0: they are an engine's.
+  /// `rows`: bytes of a key and of a value; 0: they are an engine's. `newest`: rows of each head in
+  /// half, of so many bytes.
   head_records(index_t heads, index_t capacity, index_t requests = 0, index_t kv_heads = 1,
-               std::array<std::size_t, 2> rows = {})
+               std::array<std::size_t, 2> rows = {}, index_t newest = 0,
+               std::array<std::size_t, 2> newest_bytes = {})
       : heads_(heads),
         capacity_(capacity),
         kv_heads_(kv_heads),
+        newest_(newest),
         slot_bytes_{sizeof(float), sizeof(index_t), rows[0], rows[1]},
+        newest_bytes_(newest_bytes),
         length_(as_size(heads)),
         next_position_(as_size(heads)),
         kept_(as_size(heads)),
+        rounded_(newest > 0 ? as_size(heads) : 0),
         drafts_(as_size(requests)) {
     for (std::size_t i = 0; i < memory_.size(); ++i) {
       memory_[i] = detail::reserved(as_size(heads, capacity) * slot_bytes_[i]);
+    }
+    for (std::size_t i = 0; i < newest_memory_.size(); ++i) {
+      newest_memory_[i] = detail::reserved(as_size(heads, newest) * newest_bytes[i]);
     }
   }
   /// A copy has the slots in use alone, no drafts, and nothing that a compressor knows of.
   head_records(const head_records& from)
       : head_records(from.heads_, from.capacity_, static_cast<index_t>(from.drafts_.size()),
-                     from.kv_heads_, {from.slot_bytes_[keys], from.slot_bytes_[values]}) {
-    length_ = from.length_, next_position_ = from.next_position_;
+                     from.kv_heads_, {from.slot_bytes_[keys], from.slot_bytes_[values]},
+                     from.newest_, from.newest_bytes_) {
+    length_ = from.length_, next_position_ = from.next_position_, rounded_ = from.rounded_;
     for (index_t h = 0; h < heads_; ++h) {
+      for (std::size_t i = 0; i < newest_memory_.size() && length(h) > 0; ++i) {
+        const std::size_t bytes = as_size(newest_) * newest_bytes_[i], first = as_size(h) * bytes;
+        std::copy_n(from.newest_memory_[i].data() + first, bytes, newest_memory_[i].data() + first);
+      }
       for (std::size_t i = 0; i < memory_.size(); ++i) {
         const std::size_t first = as_size(h, capacity_) * slot_bytes_[i];
         std::copy_n(from.memory_[i].data() + first, as_size(length(h)) * slot_bytes_[i],
@@ -78,6 +91,19 @@ class head_records {
             drafts};
   }
 
+  /// Of a head that is there.
+  newest_rows newest(index_t h) {
+    if (newest_ == 0) {
+      return {};
+    }
+    const auto at = [&](std::size_t i) {
+      return newest_bytes_[i] == 0
+                 ? nullptr
+                 : newest_memory_[i].data() + as_size(h, newest_) * newest_bytes_[i];
+    };
+    return {at(0), at(1), newest_, &rounded_[as_size(h)]};
+  }
+
   /// Gives back what head `h` holds beyond `slots` slots, and those in use.
   void give_back(index_t h, index_t slots) {
     const auto used = std::min(capacity_, std::max(slots, length(h)));
@@ -88,17 +114,21 @@ class head_records {
   }
   /// Bytes that are held, lengths aside.
   std::size_t held() const {
-    return std::accumulate(memory_.begin(), memory_.end(), std::size_t{0},
-                           [](std::size_t sum, const auto& m) { return sum + m.held(); });
+    const auto all = [](std::size_t sum, const auto& m) { return sum + m.held(); };
+    return std::accumulate(newest_memory_.begin(), newest_memory_.end(),
+                           std::accumulate(memory_.begin(), memory_.end(), std::size_t{0}, all),
+                           all);
   }
 
  private:
   enum { log_mass, position, keys, values, kinds };
 
-  index_t heads_, capacity_, kv_heads_;
+  index_t heads_, capacity_, kv_heads_, newest_;
   std::array<std::size_t, kinds> slot_bytes_;
-  std::array<detail::reserved, kinds> memory_;  // [heads, capacity] each
-  std::vector<index_t> length_, next_position_, kept_;
+  std::array<std::size_t, 2> newest_bytes_;
+  std::array<detail::reserved, kinds> memory_;     // [heads, capacity] each
+  std::array<detail::reserved, 2> newest_memory_;  // keys, values: [heads, newest] each
+  std::vector<index_t> length_, next_position_, kept_, rounded_;
   std::vector<std::atomic<index_t>> drafts_;  // [requests]
 };
 
@@ -232,7 +262,8 @@ class cache_base {
             type_,
             of_layer(keys_, layer, request, k),
             of_layer(values_, layer, request, k),
-            table(h)};
+            table(h),
+            records_.newest(h)};
   }
   head_ref head(index_t h) const = delete;  ///< who has a head may change it
 
@@ -249,18 +280,18 @@ class cache_base {
   /// Takes in `tokens` rows of each head that follow its slots in use: the engine wrote them.
   /// Refused, with nothing changed: as in `append`.
   void commit(const head_selection& heads, index_t tokens) {
+    expects(errc::unsupported, type_.newest == 0,
+            "commit: expected no newest rows in half, which append writes, got ", type_.newest);
     expect_room("commit", heads, tokens);
     push_metadata(heads, tokens);
   }
 
-  /// Bytes of the slots in use: keys, values, log-mass, positions.
+  /// Bytes of the slots in use: keys, values, log-mass, positions, newest rows.
   std::size_t bytes() const {
-    const std::size_t slot = row_bytes(type_.keys, spec().key_dim) +
-                             row_bytes(type_.values, own_value_dim()) + sizeof(float) +
-                             sizeof(index_t);
     std::size_t sum = 0;
     for (index_t h = 0; h < heads(); ++h) {
-      sum += as_size(length(h)) * slot;
+      sum += head_bytes(type_, spec().key_dim, own_value_dim(), length(h)) +
+             as_size(length(h)) * (sizeof(float) + sizeof(index_t));
     }
     return sum;
   }
@@ -323,7 +354,9 @@ class cache_base {
         extents_(extents),
         type_(type),
         records_(extents.layers * extents.requests * kv_heads(), extents.capacity, extents.requests,
-                 kv_heads(), own) {}
+                 kv_heads(), own, type.newest,
+                 {in_blocks(type.keys) ? row_bytes(storage::f16, spec().key_dim) : 0,
+                  in_blocks(type.values) ? row_bytes(storage::f16, spec().value_dim) : 0}) {}
 
   /// Specs with their defaults, one for all layers or one for each. Refused: what
   /// `attention_spec::checked` refuses, another number of specs, layers of different shapes.
@@ -446,10 +479,7 @@ class cache_base {
 
   void push_metadata(const head_selection& heads, index_t tokens) {
     for (index_t i = 0; i < heads.count(); ++i) {
-      const head_ref to = head(heads[i]);
-      for (index_t t = 0; t < tokens; ++t) {
-        to.push_metadata();
-      }
+      head(heads[i]).push_metadata(tokens);
     }
   }
 
@@ -486,6 +516,9 @@ struct cache_options {
   index_t capacity = 0;  ///< slots per head
   storage keys = storage::f32;
   storage values = storage::f32;
+  /// Rows of each head, 0 to 64, that are held in half while no newer ones are there: of those in
+  /// blocks, which lose most where they are the newest (of a prompt's 4-bit rows nine tenths).
+  index_t newest = 0;
 };
 
 /// Keys `[heads, capacity, key_dim]` and values `[heads, capacity, value_dim]`, owned.
@@ -499,7 +532,7 @@ class cache : public cache_base {
  public:
   cache(const attention_spec& spec, const cache_options& o) : cache(std::span(&spec, 1), o) {}
   cache(std::span<const attention_spec> specs, const cache_options& o)
-      : cache(checked(specs, {o.layers, o.requests, o.capacity}), o) {}
+      : cache(cache_base::checked(specs, {o.layers, o.requests, o.capacity}), o) {}
   cache(const cache& other) : cache_base(other) { place(); }
   cache(cache&&) noexcept = default;
   cache& operator=(const cache& other) {
@@ -533,10 +566,18 @@ class cache : public cache_base {
 
  private:
   cache(const spec_list& specs, const cache_options& o)
-      : cache_base(specs, {o.layers, o.requests, o.capacity}, {o.keys, o.values},
+      : cache_base(specs, {o.layers, o.requests, o.capacity}, checked(o),
                    {row_bytes(o.keys, specs->front().key_dim),
                     row_bytes(o.values, specs->front().value_dim)}) {
     place();
+  }
+  static storage_pair checked(const cache_options& o) {
+    constexpr index_t most = 64;
+    expects(o.newest >= 0 && o.newest <= most, "cache: expected 0 to ", most,
+            " newest rows in half, got ", o.newest);
+    expects(errc::unsupported, o.newest == 0 || in_blocks(o.keys) || in_blocks(o.values),
+            "cache: expected newest rows of keys or values in blocks, got none in blocks");
+    return {o.keys, o.values, o.newest};
   }
   void place() {
     const auto at = [&](std::byte* data, storage type, index_t dim) {

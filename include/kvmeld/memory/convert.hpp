@@ -164,9 +164,10 @@ inline void copy_slots(const head_ref& from, const head_ref& to) {
   const index_t length = from.length();
   if (to.metadata().length != from.metadata().length) {  // else the same head, by another table
     to.truncate(0);
-    to.restore(length, from.next_position());
+    to.restore(length, from.next_position(), from.type().newest > 0 ? from.rounded() : 0);
   }
   for (index_t s = 0; s < length; ++s) {
+    to.log_mass(s) = from.log_mass(s), to.position(s) = from.position(s);
     copy(to.key(s), from.key(s), from.dim());
     if (from.rotates_values() == to.rotates_values() || to.one_memory()) {
       copy(to.value(s), from.value(s), to.own_value_dim());
@@ -175,8 +176,6 @@ inline void copy_slots(const head_ref& from, const head_ref& to) {
       value_to_floats(from, s, x);
       to.store_value(x, s);
     }
-    to.log_mass(s) = from.log_mass(s);
-    to.position(s) = from.position(s);
   }
 }
 

@@ -194,12 +194,16 @@ struct any_scalar {};
 /// caches number them. Values in `q4_0` are rotated (`hadamard`), keys are not.
 enum class storage : std::uint8_t { f32, f16, bf16, q8_0, q4_0 };
 
-/// What keys are held as, and values: one storage says it of both.
+/// What keys are held as, and values: one storage says it of both. Of rows in blocks the `newest`
+/// of each head are held in half, and are rounded to blocks once, when as many newer ones are
+/// there.
 struct storage_pair {
   storage keys, values;
+  index_t newest = 0;
 
   constexpr storage_pair(storage both) : keys(both), values(both) {}  // NOLINT: it is one
-  constexpr storage_pair(storage of_keys, storage of_values) : keys(of_keys), values(of_values) {}
+  constexpr storage_pair(storage of_keys, storage of_values, index_t of_newest = 0)
+      : keys(of_keys), values(of_values), newest(of_newest) {}
 
   friend bool operator==(const storage_pair&, const storage_pair&) = default;
 };
@@ -222,13 +226,23 @@ constexpr std::size_t element_bytes(storage type) {
 constexpr bool rotates_values_of(storage type) { return type == storage::q4_0; }
 /// Numbers in one element.
 constexpr index_t numbers_of(storage type) { return type >= storage::q8_0 ? q8_0::size : 1; }
+/// Is it in blocks?
+constexpr bool in_blocks(storage type) { return numbers_of(type) > 1; }
 /// Elements of a row of `dim` numbers.
 constexpr index_t row_size(storage type, index_t dim) {
-  return numbers_of(type) > 1 ? row_size<q8_0>(dim) : dim;
+  return in_blocks(type) ? row_size<q8_0>(dim) : dim;
 }
 /// Bytes of a row of `dim` numbers.
 constexpr std::size_t row_bytes(storage type, index_t dim) {
   return as_size(row_size(type, dim)) * element_bytes(type);
+}
+/// Bytes of a head with `slots` in use: of their rows, and of those of the newest tokens in half.
+constexpr std::size_t head_bytes(const storage_pair& type, index_t dim, index_t value_dim,
+                                 index_t slots) {
+  const std::size_t newest = (in_blocks(type.keys) ? row_bytes(storage::f16, dim) : 0) +
+                             (in_blocks(type.values) ? row_bytes(storage::f16, value_dim) : 0);
+  return as_size(slots) * (row_bytes(type.keys, dim) + row_bytes(type.values, value_dim)) +
+         as_size(std::min(slots, type.newest)) * newest;
 }
 
 /// A row of any scalar, so that what reads rows is compiled once for all.
@@ -239,7 +253,7 @@ struct row<any_scalar> {
   storage type;
 
   row from(index_t i) const {
-    return {data + (numbers_of(type) > 1 ? i / q8_0::size : i) * step, step, type};
+    return {data + (in_blocks(type) ? i / q8_0::size : i) * step, step, type};
   }
 
   /// Calls `f` with the row as what it is.

@@ -3,7 +3,7 @@
 /// which heads of a cache a call is for: of one layer, or of the requests that are active.
 #pragma once
 
-#include <algorithm>  // std::min, std::max
+#include <algorithm>  // std::min, std::max, std::clamp, std::ranges::copy
 #include <array>
 #include <atomic>
 #include <bit>       // std::bit_cast
@@ -34,6 +34,20 @@ struct slot_metadata {
   std::atomic<index_t>* drafts = nullptr;
 };
 
+/// The newest rows of a head whose storage is of blocks, in half: the token at position `p` has row
+/// `p % count`, until newer ones need it. They stay there while their slots move.
+struct newest_rows {
+  std::byte *keys = nullptr, *values = nullptr;  ///< [count, dim of each]; null: not in blocks
+  index_t count = 0;
+  index_t* rounded = nullptr;  ///< tokens before this position lie in their slots
+};
+
+/// What a head is before tokens that may be taken back.
+struct head_mark {
+  index_t length = 0, next_position = 0, rounded = 0;
+  std::vector<Eigen::half> newest_keys, newest_values;
+};
+
 /// One KV head's slots: `[capacity]` rows of keys and values, a log-mass and a position per slot;
 /// the first `length()` are in use. The order of slots means nothing to attention. Rows lie by
 /// strides in bytes, or in pages that a table lists, and their storage is known at run time: all
@@ -49,7 +63,7 @@ class head_ref {
   /// pages: rows are strided.
   head_ref(const slot_metadata& slots, index_t capacity, const attention_spec& spec,
            index_t kv_head, storage_pair type, const head_rows& keys, const head_rows& values,
-           const page_table& table = {})
+           const page_table& table = {}, const newest_rows& newest = {})
       : slots_(slots),
         spec_(&spec),
         kv_head_(kv_head),
@@ -61,6 +75,7 @@ class head_ref {
         keys_(keys),
         values_(values),
         table_(table),
+        newest_(newest),
         type_(type) {}
 
   /// What the model computes in this head's layer.
@@ -97,10 +112,39 @@ class head_ref {
   /// do as without; attention rotates its outputs back.
   bool rotates_values() const { return rotates_values_of(type_.values) && !one_memory(); }
 
-  row<any_scalar> key(index_t s) const { return at(keys_, type_.keys, s); }
-  row<any_scalar> value(index_t s) const { return at(values_, type_.values, s); }
+  row<any_scalar> key(index_t s) const {
+    return newest_.keys == nullptr ? held_key(s) : read_key(s);
+  }
+  row<any_scalar> value(index_t s) const {
+    return newest_.values == nullptr ? held_value(s) : read_value(s);
+  }
+  /// The memory of slot `s` for its rows; of one of the newest, what it is not read from.
+  /// @{
+  row<any_scalar> held_key(index_t s) const { return at(keys_, type_.keys, s); }
+  row<any_scalar> held_value(index_t s) const { return at(values_, type_.values, s); }
+  /// @}
+  /// Is the token of slot `s` among the newest, whose rows are in half?
+  bool is_newest(index_t s) const {
+    return newest_.count > 0 && s < length() && position(s) >= *newest_.rounded;
+  }
+  /// Tokens before this position are rounded to what the head is held as.
+  index_t rounded() const { return newest_.count > 0 ? *newest_.rounded : next_position(); }
+  /// The newest rows' memory, `[type().newest]` keys in half and as many values; none of those that
+  /// are not in blocks.
+  /// @{
+  std::span<Eigen::half> newest_keys() const { return newest(newest_.keys, dim_); }
+  std::span<Eigen::half> newest_values() const { return newest(newest_.values, value_dim_); }
+  /// @}
   float& log_mass(index_t s) const { return slots_.log_mass[s]; }
   index_t& position(index_t s) const { return slots_.position[s]; }
+  /// Slot `s`, its rows as they are, is the token at `position` from here on.
+  void renumber(index_t s, index_t position) const {
+    const row<any_scalar> key = this->key(s), value = this->value(s);
+    this->position(s) = position;
+    if (newest_.count > 0) {
+      move_row(key, this->key(s), dim_), move_row(value, this->value(s), value_dim_);
+    }
+  }
 
   /// Slots of a page; 1 where rows are strided.
   index_t page_slots() const { return table_.pages == nullptr ? 1 : table_.slots; }
@@ -108,6 +152,7 @@ class head_ref {
   /// tells this head. Its tokens are those after the first `sealed` slots'.
   head_ref behind(index_t first, index_t sealed, index_t& length) const {
     head_ref own = *this;
+    own.first_ += first;
     for (index_t s = 0; s < sealed; ++s) {
       own.tokens_before_ = std::max(own.tokens_before_, position(s) + 1);
     }
@@ -164,18 +209,25 @@ class head_ref {
       detail::store_row(value, this->value(s), own_value_dim());
     }
   }
-  /// The next slot, at the next position, with log-mass 0; its rows are the caller's to write.
-  index_t push_metadata() const {
+  /// The next slots, at the next positions, with log-mass 0; their rows are the caller's to write.
+  /// Rows that are no longer among the newest are rounded. Returns the first.
+  index_t push_metadata(index_t tokens = 1) const {
     expect_no_draft("push");
-    expects(errc::no_capacity, length() < capacity(), "push: expected a free slot, got all ",
-            capacity(), " slots in use");
-    expects(errc::no_capacity, next_position() < std::numeric_limits<index_t>::max(),
+    expects(errc::no_capacity, tokens <= capacity() - length(),
+            "push: expected a free slot, got all ", capacity(), " slots in use");
+    expects(errc::no_capacity, tokens <= std::numeric_limits<index_t>::max() - next_position(),
             "push: expected fewer than ", std::numeric_limits<index_t>::max(),
             " tokens in total, got ", next_position());
-    const index_t s = (*slots_.length)++;
-    log_mass(s) = 0.0F;
-    position(s) = (*slots_.next_position)++;
-    return s;
+    if (newest_.count > 0) {
+      round(next_position() + tokens - newest_.count);
+    }
+    const index_t first = length();
+    for (index_t s = first; s < first + tokens; ++s) {
+      log_mass(s) = 0.0F;
+      position(s) = (*slots_.next_position)++;
+    }
+    *slots_.length += tokens;
+    return first;
   }
 
   /// Keeps the first `length` slots. Only ever shortens; `push` lengthens.
@@ -184,10 +236,11 @@ class head_ref {
             " slots, got ", length);
     set_length(length);
   }
-  /// Sets both lengths: back to what they were some tokens ago, or for slots that `load` fills
-  /// next. Refused, with nothing changed: slots in use that hold
-  /// tokens from `next_position` on, as after a compression, which moves slots.
-  void restore(index_t length, index_t next_position) const {
+  /// Sets both lengths: back to what they were some tokens ago, or for slots that are filled next,
+  /// of which tokens before `rounded` are no longer among the newest. What was rounded meanwhile
+  /// stays so. Refused, with nothing changed: slots in use that hold tokens from `next_position`
+  /// on, as after a compression, which moves slots.
+  void restore(index_t length, index_t next_position, index_t rounded) const {
     expects(length >= 0 && length <= capacity() && length <= next_position,
             "restore: expected 0 to ", std::min(capacity(), next_position), " slots, got ", length);
     for (index_t s = 0; s < std::min(length, *slots_.length); ++s) {
@@ -196,6 +249,27 @@ class head_ref {
     }
     set_length(length);
     *slots_.next_position = next_position;
+    if (newest_.count > 0) {
+      *newest_.rounded =
+          std::clamp(rounded, std::max(next_position - newest_.count, 0), next_position);
+    }
+  }
+  void restore(index_t length, index_t next_position) const {
+    restore(length, next_position, rounded());
+  }
+  /// What `restore` needs to take back all that is pushed from here on, to the bit.
+  head_mark mark() const {
+    const auto keys = newest_keys(), values = newest_values();
+    return {length(),
+            next_position(),
+            rounded(),
+            {keys.begin(), keys.end()},
+            {values.begin(), values.end()}};
+  }
+  void restore(const head_mark& mark) const {
+    restore(mark.length, mark.next_position, mark.rounded);
+    std::ranges::copy(mark.newest_keys, newest_keys().begin());
+    std::ranges::copy(mark.newest_values, newest_values().begin());
   }
 
   /// Refused: rows appended while a draft of the request is open.
@@ -218,6 +292,41 @@ class head_ref {
   }
 
  private:
+  KVMELD_NOINLINE row<any_scalar> read_key(index_t s) const {
+    return is_newest(s) ? newest(newest_.keys, position(s), dim_) : held_key(s);
+  }
+  KVMELD_NOINLINE row<any_scalar> read_value(index_t s) const {
+    return is_newest(s) ? newest(newest_.values, position(s), value_dim_) : held_value(s);
+  }
+  row<any_scalar> newest(std::byte* rows, index_t position, index_t dim) const {
+    return {rows + as_size(position % newest_.count) * row_bytes(storage::f16, dim),
+            sizeof(Eigen::half), storage::f16};
+  }
+  std::span<Eigen::half> newest(std::byte* rows, index_t dim) const {
+    return {reinterpret_cast<Eigen::half*>(rows),
+            rows == nullptr ? 0 : as_size(newest_.count, dim)};
+  }
+  static void move_row(row<any_scalar> from, row<any_scalar> to, index_t dim) {
+    if (from.data != to.data) {
+      float x[4096];  // the longest row
+      for (index_t i = 0; i < dim; ++i) {
+        x[i] = from[i];
+      }
+      detail::store_row(x, to, dim);
+    }
+  }
+  /// Rounds the newest rows of tokens before `position` into their slots, kept ones among them.
+  void round(index_t position) const {
+    index_t left = std::min(position, next_position()) - *newest_.rounded;
+    for (index_t s = length() - 1; left > 0 && s >= -first_; --s) {
+      if (this->position(s) >= *newest_.rounded && this->position(s) < position) {
+        move_row(key(s), held_key(s), dim_), move_row(value(s), held_value(s), value_dim_);
+        --left;
+      }
+    }
+    *newest_.rounded = std::max(*newest_.rounded, position);
+  }
+
   void set_length(index_t length) const {
     *slots_.length = length;
     if (slots_.kept != nullptr) {
@@ -246,9 +355,11 @@ class head_ref {
   const attention_spec* spec_;
   // Copies of the spec's, for loops that store through bytes.
   index_t kv_head_, capacity_, dim_, value_dim_, group_, tokens_before_ = 0;
+  index_t first_ = 0;  // slots of the whole head before this one's
   float scale_;
   head_rows keys_, values_;
   page_table table_;
+  newest_rows newest_;
   storage_pair type_;
 };
 

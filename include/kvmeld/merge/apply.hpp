@@ -24,8 +24,8 @@ inline void move_metadata(const head_ref& head, head_state& state, index_t to, i
 }
 /// ... everything a slot is.
 inline void move_slot(const head_ref& head, head_state& state, index_t to, index_t from) {
-  detail::copy_row(head.key(to), head.key(from), head.dim());
-  detail::copy_row(head.value(to), head.value(from), head.own_value_dim());
+  detail::copy_row(head.held_key(to), head.held_key(from), head.dim());
+  detail::copy_row(head.held_value(to), head.held_value(from), head.own_value_dim());
   move_metadata(head, state, to, from);
 }
 

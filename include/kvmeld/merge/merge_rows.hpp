@@ -3,7 +3,7 @@
 /// take in others again and again, in float next to a storage of less precision.
 #pragma once
 
-#include <algorithm>  // std::min, std::equal
+#include <algorithm>  // std::min, std::equal, std::ranges::all_of
 #include <bit>        // std::bit_cast
 #include <cmath>      // std::abs
 #include <cstddef>    // std::byte
@@ -83,7 +83,9 @@ inline bool is_mean(std::span<const merge_source> sources, float merge_source::*
 template <class RowOf>
 bool fits(storage type, index_t dim, std::span<const merge_source> sources,
           float merge_source::*weight, std::span<const float> delta, RowOf row_of) {
-  if (delta.empty() && is_mean(sources, weight)) {
+  if (delta.empty() && is_mean(sources, weight) &&
+      std::ranges::all_of(sources,
+                          [&](const merge_source& e) { return row_of(e.source).type == type; })) {
     return true;
   }
   const float limit = least_overflow(type);
@@ -99,9 +101,10 @@ bool fits(storage type, index_t dim, std::span<const merge_source> sources,
 /// Are the key and the value of a row?
 inline bool fits(const head_ref& head, std::span<const merge_source> sources,
                  std::span<const float> delta_k, std::span<const float> delta_v) {
-  return fits(head.type().keys, head.dim(), sources, &merge_source::key_weight, delta_k,
+  const index_t anchor = sources.front().source;
+  return fits(head.key(anchor).type, head.dim(), sources, &merge_source::key_weight, delta_k,
               [&](index_t s) { return head.key(s); }) &&
-         fits(head.type().values, head.own_value_dim(), sources, &merge_source::value_weight,
+         fits(head.value(anchor).type, head.own_value_dim(), sources, &merge_source::value_weight,
               delta_v, [&](index_t s) { return head.value(s); });
 }
 

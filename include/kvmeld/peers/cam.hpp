@@ -146,7 +146,7 @@ struct cam {
     for (index_t r = 0; r < head.length(); ++r) {
       const merge_source both[] = {{r}, {s, 0, 1 / static_cast<float>(to.count)}};
       if (to.has(head.position(r)) &&
-          !merge::fits(head.type().values, head.value_dim(), both, &merge_source::value_weight,
+          !merge::fits(head.value(r).type, head.value_dim(), both, &merge_source::value_weight,
                        added, [&](index_t i) { return head.value(i); })) {
         return false;
       }

@@ -461,12 +461,20 @@ void merge_entries(index_t dim, Key key, std::span<const float> key_norm,
     return own > 0 ? share(s) / own : 0.0;
   };
   double squares = 0;
-  for (index_t i = 0; i < dim; ++i) {
-    double sum = 0;
+  constexpr index_t chunk = 64;  // whole blocks of what is stored in blocks
+  for (index_t begin = 0; begin < dim; begin += chunk) {
+    const index_t n = std::min(chunk, dim - begin);
+    double sum[chunk] = {};
     for (const index_t s : members) {
-      sum += unit(s) * double{key(s)[i]};
+      const auto part = key(s).from(begin);
+      const double by = unit(s);
+      for (index_t i = 0; i < n; ++i) {
+        sum[i] += by * double{part[i]};
+      }
     }
-    squares += sum * sum;
+    for (index_t i = 0; i < n; ++i) {
+      squares += sum[i] * sum[i];
+    }
   }
   // Directions that cancel, to float's precision, leave the centre's own.
   const double length = std::sqrt(squares);
@@ -506,15 +514,17 @@ void write_entries(const head_ref& head, const ems_table<State>& tokens,
     };
     float* const merged = corrections.data() + std::ptrdiff_t{out.rows()} * dim;
     merge_entries(dim, key, key_norm, weight, members, norm, [&](const merge_source& e) {
+      const auto source = key(e.source);
       for (index_t i = 0; i < dim; ++i) {
-        merged[i] += e.key_weight * key(e.source)[i];
+        merged[i] += e.key_weight * source[i];
       }
       out.add({e.source, e.source == centre ? 1.0F : 0.0F, e.value_weight});
     });
     turn->by(head.position(centre));
     (*turn)(merged);
+    const auto own = head.key(centre);
     for (index_t i = 0; i < dim; ++i) {
-      merged[i] -= head.key(centre)[i];
+      merged[i] -= own[i];
     }
     return head.log_mass(centre);
   });

@@ -89,8 +89,8 @@ struct streaming_llm {
     float turned[rotation::max_dim];
     std::copy_n(of.key.row(own), dim, turned);
     head.spec().rope.rotate(row<float>{turned}, dim, position + 1 - of.was_at.get(own));
+    head.renumber(s, position);
     detail::store_row(turned, head.key(s), dim);
-    head.position(s) = position;
     of.is_at.set(own, position + 1);
   }
   /// The lowest position that is no sink's.

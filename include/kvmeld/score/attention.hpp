@@ -114,6 +114,10 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
         const score::code_rows keys(head, first, count,
                                     [&](index_t s) { return head.keys_from(s); });
         score::qk_codes(rounded, keys, mass[0], score::tile_slots);
+        score::each_newest(head, first, count, [&](index_t i) {
+          score::qk_tile(queries, heads, detail::load_keys(head, first + i, 1, buffer), mass[0] + i,
+                         score::tile_slots, 0);
+        });
       }
       for (index_t i = 0, some = 0; !key_codes && i < count; i += some) {
         some = in_page(keys_lie, first + i, std::min(at_once(keys_lie), count - i));
@@ -155,6 +159,10 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
         const score::code_rows values(head, first, count,
                                       [&](index_t s) { return head.values_from(s); });
         score::pv_codes(mass[0], score::tile_slots, heads, values, of_v, outputs);
+        score::each_newest(head, first, count, [&](index_t i) {
+          score::pv_tile(mass[0] + i, score::tile_slots, heads,
+                         detail::load_values(head, first + i, 1, buffer), outputs, 0);
+        });
       }
       for (index_t i = 0, some = 0; !value_codes && i < count; i += some) {
         some = in_page(values_lie, first + i, std::min(at_once(values_lie), count - i));

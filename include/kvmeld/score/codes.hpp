@@ -64,7 +64,8 @@ inline bool runs_avx2() {
 #endif
 }
 
-/// Where the rows of a tile begin, in one page or several, and those that follow it.
+/// Where the rows of a tile begin, in one page or several, and those that follow it. Of the newest,
+/// which lie elsewhere in half, zeros: `each_newest` has them.
 class code_rows {
  public:
   /// Of `count` slots from `first` on; `from(s)`: those of a page from slot `s` on.
@@ -75,7 +76,9 @@ class code_rows {
       const head_rows page = from(first + i);
       const index_t end = std::min(known, i + head.rows_from(first + i));
       for (index_t r = 0; i < end; ++i, ++r) {
-        rows_[i] = reinterpret_cast<const q8_0*>(page.data + r * page.row);
+        rows_[i] = head.is_newest(first + i)
+                       ? zeros
+                       : reinterpret_cast<const q8_0*>(page.data + r * page.row);
       }
     }
     std::fill(rows_ + known, rows_ + count + ahead, rows_[known - 1]);
@@ -98,10 +101,21 @@ class code_rows {
 
  private:
   static constexpr index_t ahead = 32;
+  inline static const q8_0 zeros[detail::row_floats / q8_0::size] = {};
 
   const q8_0* rows_[tile_slots + ahead];
   index_t count_;
 };
+
+/// Calls `use(i)` for every one of `count` slots from `first` on that has one of the newest rows.
+template <class Use>
+EIGEN_ALWAYS_INLINE void each_newest(const head_ref& head, index_t first, index_t count, Use use) {
+  for (index_t i = 0; i < (head.type().newest > 0 ? count : 0); ++i) {
+    if (head.is_newest(first + i)) {
+      use(i);
+    }
+  }
+}
 
 #ifdef KVMELD_AVX2_TARGET
 /// `x · y + z`, rounded as by `detail::multiply_add`.
