@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What is run with every policy over caches of each scalar, compiled once for KVMELD_SCALAR: to
-// compile the policies for every scalar again in each test takes minutes.
+// What is run with every policy over caches of each scalar, compiled once: to compile the policies
+// for every scalar again in each test takes minutes.
 #include <optional>
 
 #include "support/agree.hpp"
@@ -130,10 +130,22 @@ void goes_on(const kvmeld::any_policy_or_peer& policy) {
   CHECK(everything(other.kv, other.state) == everything(one.kv, one.state));
 }
 
-template void agree<KVMELD_SCALAR>(const kvmeld::any_policy_or_peer&, const any_oracle&,
-                                   const setting&, double, const looks<KVMELD_SCALAR>&);
-template void compress(const kvmeld::any_policy_or_peer&, fixtures::cache<KVMELD_SCALAR>&,
+template void agree<float>(const kvmeld::any_policy_or_peer&, const any_oracle&, const setting&,
+                           double, const looks<float>&);
+template void compress(const kvmeld::any_policy_or_peer&, fixtures::cache<float>&, fixtures::state&,
+                       const queries&, index_t);
+template void goes_on<float>(const kvmeld::any_policy_or_peer&);
+
+template void agree<Eigen::half>(const kvmeld::any_policy_or_peer&, const any_oracle&,
+                                 const setting&, double, const looks<Eigen::half>&);
+template void compress(const kvmeld::any_policy_or_peer&, fixtures::cache<Eigen::half>&,
                        fixtures::state&, const queries&, index_t);
-template void goes_on<KVMELD_SCALAR>(const kvmeld::any_policy_or_peer&);
+template void goes_on<Eigen::half>(const kvmeld::any_policy_or_peer&);
+
+template void agree<Eigen::bfloat16>(const kvmeld::any_policy_or_peer&, const any_oracle&,
+                                     const setting&, double, const looks<Eigen::bfloat16>&);
+template void compress(const kvmeld::any_policy_or_peer&, fixtures::cache<Eigen::bfloat16>&,
+                       fixtures::state&, const queries&, index_t);
+template void goes_on<Eigen::bfloat16>(const kvmeld::any_policy_or_peer&);
 
 }  // namespace fixtures
