@@ -5,10 +5,8 @@
 
 #include "engine.hpp"
 
-namespace {
-
 /// A prompt is compressed, then tokens are decoded.
-double decode_by(const auto& policy, int tokens) {
+double decode(int tokens) {
   const kvmeld::index_t heads = 2, group = 2, dim = 8, prompt = 64;
   std::uint32_t bits = 1;
   const auto numbers = [&](kvmeld::index_t n) {
@@ -20,7 +18,7 @@ double decode_by(const auto& policy, int tokens) {
     return x;
   };
   kvmeld::cache kv({.kv_heads = heads, .group = group, .key_dim = dim}, {.capacity = prompt});
-  kvmeld::compressor meld(kv, policy, kvmeld::budget{.slots = 24});
+  kvmeld::compressor meld(kv, kvmeld::d2o{}, kvmeld::budget{.slots = 24});
   const auto keys = numbers(prompt * heads * dim), values = numbers(prompt * heads * dim);
   kv.append(kv.heads(0, 0), keys, values, prompt);
   const auto queries = numbers(prompt * heads * group * dim);
@@ -34,11 +32,4 @@ double decode_by(const auto& policy, int tokens) {
     sum = std::accumulate(out.begin(), out.end(), sum);
   }
   return sum;
-}
-
-}  // namespace
-
-double decode(int tokens) {
-  return decode_by(kvmeld::h2o{.recent = 0.25F}, tokens) + decode_by(kvmeld::zsmerge{}, tokens) +
-         decode_by(kvmeld::d2o{}, tokens);
 }

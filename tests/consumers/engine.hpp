@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What both files of every consumer include: the headers of some policies, or the single header.
+// What both files of every consumer include: the headers of a policy, or the single header.
 #pragma once
 
 #if defined(CONSUMER_SINGLE_HEADER)
@@ -10,10 +10,8 @@
 #include "kvmeld/compressor.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/policies/d2o.hpp"
-#include "kvmeld/policies/h2o.hpp"
-#include "kvmeld/policies/zsmerge.hpp"
 #endif
 
-/// Decodes `tokens` pseudo-random tokens within 24 slots under several policies; the sum of all
+/// Decodes `tokens` pseudo-random tokens within 24 slots under D2O; the sum of all
 /// outputs.
 double decode(int tokens);
