@@ -24,15 +24,17 @@ fetch_torch() {
 }
 
 # build_torch: the extension, with this machine's instructions; silent when all is up to date. KVMELD_TORCH_TESTS=1: and
-# what its tests run beside it.
+# what its tests run beside it. KVMELD_BUILD: a build of the library with
+# the same flags, up to date, which is linked to.
 build_torch() {
   local dir=$torch/extension log=$torch/build.log
   : >"$log"
   if [[ ! $dir/build.ninja -nt $torch/stamp ]] ||
-    ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root/examples/torch" "$dir/CMakeCache.txt"; then
+    ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root/examples/torch" "$dir/CMakeCache.txt" ||
+    ! grep -qxF "KVMELD_BUILD:PATH=${KVMELD_BUILD:-}" "$dir/CMakeCache.txt"; then
     rm -f "$dir/CMakeCache.txt" # of another place
     cmake -S "$root/examples/torch" -B "$dir" -G Ninja -DPython_EXECUTABLE="$torch/venv/bin/python" \
-      -DCMAKE_CXX_FLAGS="-march=native" >"$log" 2>&1 || fail "$log" "cmake could not configure $dir:"
+      -DCMAKE_CXX_FLAGS="-march=native" -DKVMELD_BUILD="${KVMELD_BUILD:-}" >"$log" 2>&1 || fail "$log" "cmake could not configure $dir:"
   fi
   NINJA_STATUS='[%f/%t] ' ninja -C "$dir" -j "$jobs" kvmeld_torch step_bench \
     ${KVMELD_TORCH_TESTS:+kvmeld_torch_emulated kvmeld_torch_compressed} 2>&1 | follow_ninja "$log" ||
