@@ -139,7 +139,7 @@ void check_active(const Policy& p, index_t spare) {
   both(0, [&](auto& s, const cache_view<float>& view) { s.compress(view); });
   CHECK(one.held() == again.held());
   CHECK((spare > 0 || one.bytes() == again.bytes()));
-  for (index_t t = 1; t < 10; ++t) {
+  for (index_t t = 1; t < 6; ++t) {
     CHECK(both(t, [&](auto& s, const cache_view<float>& view) { s.step(view); }));
   }
   CHECK(one.held() == again.held());

@@ -124,7 +124,7 @@ template <class Policy>
 void check_engine(const Policy& p, const budget& limit) {
   INFO(p.name());
   using engine = engine<Policy>;
-  const index_t lengths[] = {30, 22, 45}, steps[] = {15, 15, 18};
+  const index_t lengths[] = {30, 22, 45}, steps[] = {11, 11, 12};
   const auto run = [](engine& e, const std::vector<index_t>& who, index_t count) {
     for (index_t t = 0; t < count; ++t) {
       e.step(who);
@@ -132,14 +132,14 @@ void check_engine(const Policy& p, const budget& limit) {
   };
   engine all(p, limit);
   all.prompt({{0, 30}, {1, 22}});
-  run(all, {0, 1}, 6);
+  run(all, {0, 1}, 5);
   all.preempt(1);
   all.prompt({{2, 45}});
-  run(all, {2, 0}, 9);
+  run(all, {2, 0}, 6);
   CHECK(all.of(2).place == 1);
   all.end(0), all.resume(1);
   CHECK(all.of(1).place == 0);
-  run(all, {2, 1}, 9);
+  run(all, {2, 1}, 6);
   CHECK(all.pool.size() + all.of(1).rows.size() + all.of(2).rows.size() == all.in_pool);
   for (index_t r = 0; r < 3; ++r) {
     INFO("request " << r);

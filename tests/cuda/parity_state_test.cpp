@@ -127,7 +127,7 @@ void check_strides(const Policy& p, index_t target) {
   strided.columns = columns.data(), strided.memory = floats.data();
   clear(strided, again.kv.view(), order());
   one.compress(p, made, target), again.compress(p, strided, target);
-  for (index_t t = 0; t < 12; ++t) {
+  for (index_t t = 0; t < 6; ++t) {
     one.step(p, made, target), again.step(p, strided, target);
   }
   one.compress(p, made, target - 2), again.compress(p, strided, target - 2);
