@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 /// The main job from its command line to its files.
 #include <catch2/catch.hpp>
-#include <cstdlib>  // setenv
 #include <map>
 #include <set>
 #include <string>
@@ -235,12 +234,9 @@ TEST_CASE("Ctrl-C keeps the rows that are done") {
 
 TEST_CASE("evaluate draws pictures with gnuplot, and says so when there is none") {
   const tiny_model model;
-  const auto options = model.options({"--tasks", "error,needle,stream", "--prompts", "1"});
-  const std::string path = std::getenv("PATH");
-  setenv("PATH", "/nowhere", 1);
-  CHECK_THAT(model.measure(options).table, Catch::Contains("gnuplot is not installed"));
-  setenv("PATH", path.c_str(), 1);
-  const auto table = model.measure(options).table;
+  const std::vector<std::string> arguments = {"--tasks", "error,needle,stream", "--prompts", "1"};
+  CHECK_THAT(model.run(arguments).table, Catch::Contains("gnuplot is not installed"));
+  const auto table = model.measure(model.options(arguments)).table;
   if (table.find("gnuplot is not installed") == std::string::npos) {
     for (const char* name : {"plots/error.svg", "plots/bytes.svg", "plots/needle.svg",
                              "plots/stream.svg", "plots/heads.svg", "plots/retention.svg"}) {

@@ -40,6 +40,7 @@ output run(const std::vector<std::string>& more) {
     arguments.push_back(word.c_str());
   }
   std::ostringstream table, progress;
+  const test::no_pictures none;
   output o;
   o.code = evaluate::run(evaluate::parse(static_cast<int>(arguments.size()), arguments.data()),
                          table, progress);

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>  // setenv
 #include <map>
 #include <sstream>
 #include <string>
@@ -19,6 +20,17 @@ inline constexpr const char* header =
     "policy,budget,slots,attention_error,nll,needle_after,needle_inside,stream_error,bytes,"
     "prefill_ms,decode_tokens_per_s,decode_vs_full,kl,attention_error_se,nll_se,needle_after_se,"
     "needle_inside_se,kl_se,output_error,output_error_se";
+
+/// While one lives there is no gnuplot, whose pictures take longer than what they show.
+class no_pictures {
+ public:
+  no_pictures() { setenv("PATH", "/nowhere", 1); }
+  no_pictures(const no_pictures&) = delete;
+  ~no_pictures() { setenv("PATH", path_.c_str(), 1); }
+
+ private:
+  std::string path_ = std::getenv("PATH");
+};
 
 /// A model's folder and a text, gone at the end of the test.
 class tiny_model {
@@ -93,7 +105,10 @@ class tiny_model {
     std::string table, progress;
     std::vector<std::string> csv;
   };
-  output run(const std::vector<std::string>& more) const { return measure(options(more)); }
+  output run(const std::vector<std::string>& more) const {
+    const no_pictures none;
+    return measure(options(more));
+  }
   output measure(const evaluate::options& o) const {
     std::ostringstream table, progress;
     const int code = evaluate::run(o, table, progress);
