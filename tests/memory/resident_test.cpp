@@ -8,12 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "kvmeld/any_policy.hpp"
 #include "kvmeld/compress/held_queries.hpp"
 #include "kvmeld/compressor.hpp"
 #include "kvmeld/memory/cache.hpp"
 #include "kvmeld/memory/reserved.hpp"
-#include "kvmeld/policies/fold.hpp"
-#include "kvmeld/policies/h2o.hpp"
 #include "kvmeld/score/queries.hpp"
 #include "support/sanitized.hpp"
 
@@ -73,11 +72,9 @@ TEST_CASE("what is cleared is 0, and what lies around it is not", "[memory]") {
   }
 }
 
-/// Prompts of 2,048 tokens through a few layers, at a budget of 10 %; of half as many where the
-/// sanitizers take long and nothing is counted.
+/// Prompts of 2,048 tokens through a few layers, at a budget of 10 %.
 struct model {
-  static constexpr index_t layers = 2, tokens = fixtures::sanitized ? 1024 : 2048, heads = 4,
-                           group = 2, dim = 128, count = 16;
+  static constexpr index_t layers = 2, tokens = 2048, heads = 4, group = 2, dim = 128, count = 16;
 
   kvmeld::attention_spec spec{.kv_heads = heads, .group = group, .key_dim = dim};
   std::vector<float> k, v, q, out;
@@ -120,7 +117,7 @@ struct model {
 };
 
 /// After prompt and steps, the process has hardly more than what is in use.
-void check_resident(const auto& policy, const budget& b, storage type) {
+void check_resident(const kvmeld::any_policy& policy, const budget& b, storage type) {
   model m;
   if (resident() > 0) {  // what is allocated once: scratch, the heap's
     cache kv = m.empty(type);

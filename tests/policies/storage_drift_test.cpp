@@ -6,11 +6,13 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "support/fixtures.hpp"
 #include "support/policies.hpp"
+#include "support/sanitized.hpp"
 
 namespace storage_drift_test {
 
@@ -133,7 +135,8 @@ TEST_CASE("merges in every storage stay near those in float", "[half][q8_0]") {
     }
     const auto named = roundings.find(example.name);
     const bounds bound = named == roundings.end() ? bounds{} : named->second;
-    for (const float first : {1.0F, 0.0F}) {
+    constexpr float firsts[] = {1, 0};
+    for (const float first : std::span(firsts).first(fixtures::sanitized ? 1 : 2)) {
       const auto check = [&](const off& of, double unit, double most) {
         CAPTURE(example.name, first, unit);
         CHECK(of.row <= most * unit);
@@ -188,8 +191,10 @@ TEST_CASE("a running mean goes where its tokens go, in every storage", "[half][q
     CHECK(mean(Eigen::half(), storage) == Approx(right).margin(margin));
     CHECK(mean(kvmeld::q4_0(), storage) == Approx(right).margin(5e-3));
   };
-  check(float(), 1e-3), check(Eigen::half(), 1e-3), check(Eigen::bfloat16(), 5e-3);
-  check(kvmeld::q8_0(), 5e-3), check(kvmeld::q4_0(), 5e-3);
+  check(float(), 1e-3), check(kvmeld::q8_0(), 5e-3);
+  if (!fixtures::sanitized) {
+    check(Eigen::half(), 1e-3), check(Eigen::bfloat16(), 5e-3), check(kvmeld::q4_0(), 5e-3);
+  }
 }
 
 }  // namespace storage_drift_test
