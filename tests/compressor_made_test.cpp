@@ -64,6 +64,12 @@ TEST_CASE("what a policy needs is told before a compressor is made") {
   CHECK((kvzip.queries && !kvzip.decodes && !kvzip.step.probabilities));
   kvmeld::cache kv(spec, {.capacity = 40});
   CHECK_NOTHROW(kvmeld::compressor(kv, kvmeld::kvzip{}, budget{.slots = 24}));  // for prompts
+  for (const budget& decodes : {budget{.slots = 24, .trigger = 30}, budget{.slots = 24, .slack = 4},
+                                budget::shared(24, 4)}) {
+    CHECK_THROWS_WITH(kvmeld::compressor(kv, kvmeld::kvzip{}, decodes),
+                      Catch::Contains("kvzip: expected a policy that decodes where a budget has a "
+                                      "trigger or slack, got one for prompts only"));
+  }
 }
 
 TEST_CASE("queries that see no slot change nothing") {

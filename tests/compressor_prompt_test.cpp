@@ -48,7 +48,8 @@ TEST_CASE("compressor: a prompt and steps are those of its heads by hand, for ev
     const index_t tokens = 90, slots = 48;
     model_cache kv(128), by_hand(128);
     const prompt_rows prompt(tokens);
-    const budget limit{.slots = slots, .trigger = slots + 1};
+    const bool decodes = kvmeld::declared(example.policy).supports_decode();
+    const budget limit{.slots = slots, .trigger = decodes ? slots + 1 : 0};
     kvmeld::compressor meld(kv, example.policy, limit);
     fixtures::state state = fixtures::make_state(example.policy, by_hand);
     read(meld, kv, prompt, 1, tokens);
@@ -57,7 +58,7 @@ TEST_CASE("compressor: a prompt and steps are those of its heads by hand, for ev
       prompt.append(by_hand, l, 1, 0, tokens);
       compress_by_hand(example.policy, by_hand, state, prompt, l, 1, limit);
     }
-    for (index_t step = 0; step < 6 && kvmeld::declared(example.policy).supports_decode(); ++step) {
+    for (index_t step = 0; step < 6 && decodes; ++step) {
       for (index_t l = 0; l < layers_of; ++l) {
         const auto q = normal(kv_heads_of * group * dim), k = normal(kv_heads_of * dim),
                    v = normal(kv_heads_of * dim);

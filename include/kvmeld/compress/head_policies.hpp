@@ -233,6 +233,9 @@ void head_policies<P>::check_head(const P& p, const budget& b, const observation
   expects(b.most == 0 || b.most >= b.slots, "compressor: expected a cap of at least ", b.slots,
           " slots a head (the mean that heads share), got ", b.most);
   if (!declared(p).supports_decode()) {
+    expects(errc::unsupported, b.trigger == 0 && b.slack == 0, p.name(),
+            ": expected a policy that decodes where a budget has a trigger or slack, got one for "
+            "prompts only");
     return;
   }
   expect_given("compressor", p, given);

@@ -437,9 +437,13 @@ void apply(const P& p, const merge_plan& change, const head_ref& head, head_stat
   merge::carry_out(change, head, state);
 }
 
-/// The budget of a head that never holds more than `slots` between steps, `eviction_batch` at once.
+/// The budget of a head that never holds more than `slots` between steps, `eviction_batch` at once;
+/// for prompts only, of so many.
 template <policy P>
 budget budget_within(const P& p, index_t slots) {
+  if (!declared(p).supports_decode()) {
+    return {slots};
+  }
   const index_t free =
       std::min(declared(p).eviction_batch(slots), slots - declared(p).min_budget());
   const index_t target = std::max(slots - std::max(free, index_t{0}), index_t{1});
