@@ -3,6 +3,7 @@
 #include <algorithm>  // std::ranges::equal
 #include <catch2/catch.hpp>
 #include <functional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,39 @@ TEST_CASE("a trigger that no head can reach is refused when a compressor is made
                       Catch::Contains("compressor: expected a capacity of at least " +
                                       std::to_string(trigger) + " slots (the trigger), got 40"));
   }
+}
+
+TEST_CASE("what has no effect on a budget is refused when a compressor is made", "[errors]") {
+  kvmeld::cache kv(spec, {.capacity = 64});
+  const auto refused = [&](const budget& b, const std::string& message) {
+    CHECK_THROWS_WITH(kvmeld::compressor(kv, kvmeld::h2o{}, b),
+                      Catch::Contains("compressor: " + message));
+  };
+  refused({.slots = 24, .trigger = 30, .slack = 20},
+          "expected a trigger or slack, got 30 and 20 slots");
+  for (const budget& alone :
+       {budget{.slots = 24, .most = 40}, budget{.slots = 24, .by_layer = true},
+        budget{.slots = 24, .alike = true}}) {
+    refused(alone, "expected a shared budget with a cap");
+  }
+  refused({.slots = 24, .is_shared = true, .alike = true}, "expected equal heads of a layer");
+}
+
+TEST_CASE("whatever the budget of a full cache, what is saved of it is loaded") {
+  for (const budget& b : {budget{}, budget{.slots = 500}, budget{.slots = 500, .trigger = 600},
+                          budget{.trigger = 9}, budget{.slots = 8, .slack = 200}}) {
+    CAPTURE(b.slots, b.trigger, b.slack);
+    kvmeld::cache kv(spec, {.requests = 2, .capacity = 64});
+    kvmeld::compressor meld(kv, kvmeld::full_cache{}, b);
+    kv.append(kv.heads(0, 0), normal(40 * heads * dim), normal(40 * heads * dim), 40);
+    std::stringstream saved;
+    meld.save(saved, 0);
+    CHECK_NOTHROW(meld.load(saved, 1));
+    CHECK(kv.head(kv.heads(0, 1)[0]).length() == 40);
+  }
+  kvmeld::cache kv(spec, {.capacity = 64});
+  CHECK_THROWS_WITH(kvmeld::compressor(kv, kvmeld::full_cache{}, {.slots = -1}),
+                    Catch::Contains("compressor: expected a budget of at least 0 slots, got -1"));
 }
 
 TEST_CASE("one kind of policy has a shared budget, with equal options", "[errors]") {

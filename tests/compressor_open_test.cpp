@@ -295,6 +295,37 @@ TEST_CASE("positions that are handed in are compared", "[open][errors]") {
   CHECK_NOTHROW(draft({33, 34}));
 }
 
+TEST_CASE("a prompt's tokens are measured once, and in every layer", "[open][errors]") {
+  engine e;
+  const auto again = [&](index_t layer, index_t n) {
+    e.meld.prompt(e.at(layer), kvmeld::queries(normal(n * heads * group * dim), n, e.spec));
+  };
+  e.measure(0, tokens), e.append(1, tokens);
+  const std::string most = "queries (the tokens that are not measured yet), got ";
+  e.refuses("prompt: expected at most 0 " + most + "30", [&] { again(0, tokens); });
+  again(1, tokens), e.meld.end_prompt(0);
+  e.refuses("at most 0 " + most + "1", [&] { again(0, 1); });
+  // A chunk that one layer has not measured: its tokens would be those without attention.
+  e.measure(0, tokens), e.append(1, tokens);
+  e.refuses("h2o: expected the prompt's queries, got none", [&] { e.meld.end_prompt(0); });
+  e.refuses("at most 30 " + most + "31", [&] { again(1, tokens + 1); });
+  again(1, tokens), e.meld.end_prompt(0);
+}
+
+TEST_CASE("a copy's tokens are measured as its source's are", "[open]") {
+  engine e;
+  e.prompt();
+  for (index_t l = 0; l < layers; ++l) {
+    e.append(l, 1);
+  }
+  e.meld.copy(0, 1);
+  for (index_t l = 0; l < layers; ++l) {
+    const auto length = static_cast<std::size_t>(e.kv.head(e.at(l, 1)[0]).length());
+    const floats p(heads * group * length, 1.0F / static_cast<float>(length));
+    CHECK_NOTHROW(e.meld.observe(e.at(l, 1), {.probabilities = p}));
+  }
+}
+
 TEST_CASE("a step's attention is observed once, after its token", "[open][errors]") {
   engine e;
   e.prompt();

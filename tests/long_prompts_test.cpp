@@ -2,6 +2,7 @@
 // A prompt longer than its cache: compressed chunk by chunk while it comes.
 #include <algorithm>  // std::ranges::find
 #include <catch2/catch.hpp>
+#include <sstream>
 #include <vector>
 
 #include "kvmeld/compressor.hpp"
@@ -115,6 +116,38 @@ TEST_CASE("every policy that shares slots reads a prompt longer than its cache c
     }
   }
   CHECK(longer > 100);
+}
+
+TEST_CASE("a head leaves room for a chunk that is measured in part, wherever its request is",
+          "[compressor]") {
+  constexpr index_t slots = 24, capacity = 96, chunk = 48;
+  for (const index_t measured : {chunk, chunk / 3}) {
+    for (const bool moves : {false, true}) {
+      CAPTURE(measured, moves);
+      model_cache kv(capacity);
+      kvmeld::compressor meld(kv, kvmeld::h2o{}, kvmeld::budget::shared(slots));
+      index_t request = 0;
+      for (index_t c = 0; c < 6; ++c) {
+        auto x = uneven_rows(chunk, c == 0);
+        for (std::size_t row = dim; row < x.k[0].size(); row += kv_heads_of * dim) {
+          std::copy_n(x.k[1].begin() + row, dim, x.k[0].begin() + row);  // one long head alone
+        }
+        for (index_t l = 0; l < layers_of; ++l) {
+          const auto heads = kv.heads(l, request);
+          REQUIRE_NOTHROW(kv.append(heads, x.k[as_size(l)], x.v[as_size(l)], chunk));
+          meld.prompt(heads,
+                      kvmeld::queries(x.queries(l, chunk - measured, chunk), measured, layer_spec));
+        }
+        meld.end_prompt(request);
+        if (moves) {
+          std::stringstream saved;
+          meld.save(saved, request), meld.clear(request);
+          request = 1 - request;
+          meld.load(saved, request);
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("a shared budget's cap holds, and what a head cannot take goes to the others",

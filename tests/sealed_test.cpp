@@ -59,8 +59,8 @@ TEST_CASE("queries of sealed tokens are refused", "[seal][errors]") {
   p.kv.append(p.kv.heads(0, 0), rows_of(question), rows_of(question), question);
   const floats q = queries_of(question + 1);
   CHECK_THROWS_WITH(p.meld.prompt(p.kv.heads(0, 0), kvmeld::queries(q, question + 1, layer_spec)),
-                    Catch::Contains("prompt: expected at most 60 queries (the tokens appended "
-                                    "after the seal), got 61"));
+                    Catch::Contains("prompt: expected at most 60 queries (the tokens that are "
+                                    "not measured yet), got 61"));
 }
 
 TEST_CASE("fold counts the tokens behind a seal alone", "[seal][fold]") {

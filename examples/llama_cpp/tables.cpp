@@ -33,7 +33,7 @@ std::vector<contender> contenders_of(const evaluate::options& o, const std::vect
       const index_t slots = b.slots(o.prompt);
       for (const bool equal : {false, true}) {
         budget limit = budget_of(p.policy, slots, equal);
-        limit.slack = o.room;
+        limit.slack = kvmeld::declared(p.policy).supports_decode() ? o.room : 0;
         for (const mode how : modes) {
           if (!equal || budget_of(p.policy, slots, false).is_shared) {
             contenders.push_back(

@@ -50,7 +50,8 @@ class compressor {
  public:
   /// One policy and budget for all heads. `given`: what an engine with its own attention will hand
   /// to `observe`; left out, `step` computes attention. The cache must outlive the compressor.
-  /// Refused: budgets that a policy cannot hold or the capacity has no room for, a policy without
+  /// Refused: budgets that a policy cannot hold or the capacity has no room for, or parts of them
+  /// that have no effect (slack with a trigger, a cap that is not shared), a policy without
   /// what it needs or scores to share by, or for other attention than a layer's (`unsupported`).
   template <kv_cache Cache>
   compressor(Cache& kv, P p, const budget& b, const observation_needs& given = {true, true, true})
@@ -75,13 +76,16 @@ class compressor {
   /// Measures a prompt, or its next chunk, on its own queries; the rows were appended before. What
   /// the policy wants of the queries it takes, and keeps no more of them.
   /// Refused: heads that are not those of one layer and request, queries of another shape, more
-  /// queries than tokens, NaN or Inf where the spec asks for it.
+  /// queries than tokens that are not measured yet, NaN or Inf where the spec asks for it.
   template <executor E = serial>
   void prompt(const head_selection& heads, const queries& q, const E& run = {}) {
-    expect_queries(heads, q);
     (void)detail::workers_of("prompt", run);
+    expect_queries(heads, q);
     if (q.tokens() > 0) {
       run(heads.count(), [&](index_t i, index_t) { open_.measure(heads[i], i, q); });
+      for (const index_t h : heads) {  // not before: where a policy throws, all are measured anew
+        open_.of(h).measured = open_.of(h).state.length();
+      }
     }
   }
 
@@ -170,7 +174,7 @@ class compressor {
       const float* const v = in.v.floats(std::ptrdiff_t{i} * own_v, own_v, buffer + rows + dim);
       float* const to = out.data() + std::ptrdiff_t{i} * group * of_v;
       open_.of(h).not_finite = !open_.step(h, work[worker], q, k, v, to);
-      open_.of(h).tokens = open_.kv.head(h).next_position();
+      open_.count_measured(h);
     });
     open_.evict_late(heads, work, run);
     open_.expect_finite_steps("step", heads);
@@ -188,7 +192,7 @@ class compressor {
     run(heads.count(),
         [&](index_t i, index_t worker) { observe_head(heads[i], i, seen, given, work[worker]); });
     for (const index_t h : heads) {  // not before: where a policy throws, all are observed anew
-      open_.of(h).tokens = open_.kv.head(h).next_position();
+      open_.count_measured(h);
     }
   }
 
@@ -365,10 +369,9 @@ void compressor<P>::expect_queries(const head_selection& heads, const queries& q
             "prompt: expected heads of one layer and request, got heads ", heads[0], " and ", h);
     expects(head.group() == q.group() && head.dim() == q.dim(), "prompt: expected queries of [",
             head.group(), ", ", head.dim(), "] per KV head, got [", q.group(), ", ", q.dim(), "]");
-    const index_t tokens = open_.seen(h).head().tokens();
+    const index_t tokens = open_.new_slots(h);
     expects(q.tokens() <= tokens, "prompt: expected at most ", tokens,
-            " queries (the tokens appended", open_.of(h).kept.sealed > 0 ? " after the seal" : "",
-            "), got ", q.tokens());
+            " queries (the tokens that are not measured yet), got ", q.tokens());
     if (head.check_finite()) {
       expect_finite("prompt: expected finite queries", q.rows());
     }
@@ -392,7 +395,7 @@ std::vector<index_t> compressor<P>::prompt_slots(const std::vector<index_t>& hea
     slots.push_back(open_.slots_of(h));
     if (policies.shares(h)) {
       sharing.push_back(h), seen.emplace_back(open_.kv.head(h), one.kept);
-      most.push_back(policies.most_of(h, one.kept, one.goes_on ? one.held.tokens() : 0));
+      most.push_back(policies.most_of(h, one.kept, one.goes_on ? open_.new_tokens(h) : 0));
     }
     if (policies.alike(h)) {
       open_.expect_prompt("end_prompt", h, {slots.back()});
@@ -582,6 +585,7 @@ void compressor<P>::copy(const compressor& other, index_t from, index_t to) {
     kvmeld::copy(theirs.kv.head(a), one.state, open_.kv.head(b), open_.of(b).state);
     open_.hold_to(b, one.limit, one.kept, one.goes_on);
     open_.of(b).compressed = one.compressed, open_.of(b).gathered = one.gathered;
+    open_.of(b).tokens = one.tokens;
     open_.kv.count_pages(b);
   }
   open_.pins[as_size(to)] = theirs.pins[as_size(from)];

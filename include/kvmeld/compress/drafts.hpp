@@ -152,7 +152,7 @@ void accept(open_heads<P>& all, index_t request, index_t tokens, workspace_pool&
     }
   }
   for (const index_t h : chosen) {
-    all.of(h).tokens = all.kv.head(h).next_position();
+    all.count_measured(h);
   }
   all.expect_finite_steps("accept", chosen);
 }

@@ -72,7 +72,7 @@ class head_policies {
       return {slots_of(h)};
     }
     const budget& b = at(h).limit;
-    if (b.trigger > 0) {
+    if (b.trigger > 0 && evicts(h)) {
       return {slots, std::max(b.trigger - kept.pinned, slots + 1)};
     }
     return budget_within(policy_of(h),
@@ -201,7 +201,15 @@ head_policies<P>::head_policies(const cache_ref& kv, std::span<const P> policies
       added.cut = window_cut{window < head.capacity()};
       continue;
     }
+    expects(b.slots >= 0, "compressor: expected a budget of at least 0 slots, got ", b.slots);
     expects(b.slack >= 0, "compressor: expected a slack of at least 0 slots, got ", b.slack);
+    expects(b.slack == 0 || b.trigger == 0, "compressor: expected a trigger or slack, got ",
+            b.trigger, " and ", b.slack, " slots");
+    expects(b.is_shared || (b.most == 0 && !b.by_layer && !b.alike),
+            "compressor: expected a shared budget with a cap, equal heads of a layer or the same "
+            "tokens, got one that is not shared");
+    expects(b.by_layer || !b.alike,
+            "compressor: expected equal heads of a layer with the same tokens, got others");
     expects(!b.is_shared || budgets.size() == 1,
             "compressor: expected one shared budget for all heads, got ", budgets.size());
     expects(!b.alike || policies.size() == 1,

@@ -34,6 +34,7 @@ struct one_head {
   budget limit;             ///< while decoding
   index_t gone = 0;         ///< its tokens without a slot, as a call left it
   index_t tokens = 0;       ///< those that are measured, or need not be
+  index_t measured = 0;     ///< slots that are so by the last call that did not throw
   kept_slots kept = {};     ///< its first slots; none in `state`
   index_t gathered = 0;     ///< pinned tokens before this position are among these
   index_t compressed = 0;   ///< the position up to which tokens may have been evicted or merged
@@ -74,6 +75,12 @@ class open_heads {
   /// What the policy of head `h` sees of it.
   seen_head seen(index_t h) const { return {kv.head(h), of(h).kept}; }
   index_t seen_length(index_t h) const { return kv.head(h).length() - of(h).kept.count(); }
+  /// Slots of head `h` that are not measured yet. Where a policy throws, all are measured anew.
+  index_t new_slots(index_t h) const {
+    return seen_length(h) - std::min(of(h).state.length(), of(h).measured);
+  }
+  /// Its tokens since the last call but `prompt`.
+  index_t new_tokens(index_t h) const { return kv.head(h).next_position() - of(h).tokens; }
   /// Does head `h` hold every token of its request, and its policy see all of them?
   bool is_whole(index_t h) const {
     return of(h).kept.count() == 0 && kv.head(h).length() == kv.head(h).next_position();
@@ -141,7 +148,11 @@ class open_heads {
   /// The same, with all of its tokens measured by now.
   void leave_measured(index_t h) {
     leave(h);
+    count_measured(h);
+  }
+  void count_measured(index_t h) {
     of(h).tokens = kv.head(h).next_position();
+    of(h).measured = of(h).state.length();
   }
   /// Holds a head to `limit` from now on, with `kept` slots and no prompt begun.
   void hold_to(index_t h, const budget& limit, const kept_slots& kept, bool goes_on = false) {
@@ -379,10 +390,11 @@ void open_heads<P>::expect_prompt(const char* call, index_t h, const budget& b) 
   admit(call, h, open::last_of_prompt);
   expect_own_pages(call, h, b, 0);
   policies.with(h, [&](const auto& p) {
-    expects(seen_length(h) <= b.slots || !declared(p).evicts() ||
-                !declared(p).prompt_use().needs_queries() || of(h).held.begun() ||
-                of(h).state.observed() > 0,
-            p.name(), ": expected the prompt's queries, got none");
+    expects(
+        seen_length(h) <= b.slots || !declared(p).evicts() ||
+            !declared(p).prompt_use().needs_queries() || of(h).held.begun() ||
+            (of(h).state.observed() > 0 && (new_tokens(h) == 0 || !declared(p).uses_attention())),
+        p.name(), ": expected the prompt's queries, got none");
   });
 }
 

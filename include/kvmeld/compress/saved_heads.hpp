@@ -361,8 +361,10 @@ void load_request(open_heads<P>& all, std::istream& in, index_t request) {
     expects(errc::corrupt_file, !cut || (slots == window && trigger == 0),
             "load: expected a window of ", window, " tokens without a trigger, got ", slots,
             " and ", trigger);
-    expects(errc::corrupt_file, cut || (slots > 0 && slots <= capacity && trigger >= 0),
-            "load: expected a limit of 1 to ", capacity, " slots, got ", slots);
+    expects(errc::corrupt_file,
+            cut || (slots > 0 && slots <= capacity && trigger >= 0 && trigger <= capacity),
+            "load: expected a limit of 1 to ", capacity, " slots, got ", slots,
+            " and a trigger of ", trigger);
     heads.kept.push_back(kept), heads.limits.push_back({slots, trigger});
   }
   from.finish();
@@ -370,7 +372,7 @@ void load_request(open_heads<P>& all, std::istream& in, index_t request) {
   pinned_tokens& pins = all.pins[as_size(request)] = {};
   for (std::size_t i = 0; i < heads.list.size(); ++i) {
     const index_t h = heads.list[i];
-    all.hold_to(h, heads.limits[i], heads.kept[i]);
+    all.hold_to(h, heads.limits[i], heads.kept[i], all.kv.head(h).next_position() > 0);
     one_head& one = all.of(h);
     one.gathered = all.kv.head(h).next_position();
     one.compressed = one.gone > 0 ? one.gathered : 0;
