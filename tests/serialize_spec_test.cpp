@@ -18,11 +18,16 @@ TEST_CASE("a request is not loaded into another cap, other sinks or slopes",
     return s;
   };
   const std::vector<kvmeld::attention_spec> specs = {
-      plain, change([](auto& s) { s.soft_cap = 50; }), change([](auto& s) {
+      plain,
+      change([](auto& s) { s.soft_cap = 50; }),
+      change([](auto& s) {
         s.sink_logits = {1, 2, 3, 4};
       }),
       change([](auto& s) {
         s.sink_logits = {1, 2, 3, 5};
+      }),
+      change([](auto& s) {
+        s.sink_logits = {0, 0, 0, 0};  // that each take a share of attention
       }),
       change([](auto& s) {
         s.alibi_slopes = {.5F, .25F, .125F, .0625F};

@@ -26,7 +26,7 @@ namespace kvmeld::inline v0 {
 //       place of values                  u32: 0 their own, 1 in the keys
 //       scale, soft cap                  f32 each
 //       window                           u32; 0: none
-//       sinks, slopes                    [group] f32 each, 0 for none
+//       sinks, slopes                    [group] f32 each, 0 for none; a sink of 0 is −0
 //       rotation                         u32 each: numbers, the first of them, how they pair
 //                                        (0: halves, 1: interleaved); [numbers / 2] f32 frequencies
 //       policy's name                    u32 length, and its bytes
@@ -76,7 +76,7 @@ void each_common_field(Heads& heads, Field field) {
     const float *const sinks = head.of_group(spec.sink_logits), *const slopes = head.of_group(
                                                                     spec.alibi_slopes);
     for (index_t g = 0; g < head.group(); ++g) {
-      field("sink logit", sinks != nullptr ? sinks[g] : 0.0F);
+      field("sink logit", sinks == nullptr ? 0.0F : sinks[g] == 0 ? -0.0F : sinks[g]);
       field("slope", slopes != nullptr ? slopes[g] : 0.0F);
     }
     const index_t rotated = spec.rope.rotated(head.dim());
