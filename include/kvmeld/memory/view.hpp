@@ -309,9 +309,11 @@ class head_ref {
   static void move_row(row<any_scalar> from, row<any_scalar> to, index_t dim) {
     if (from.data != to.data) {
       float x[4096];  // the longest row
-      for (index_t i = 0; i < dim; ++i) {
-        x[i] = from[i];
-      }
+      from.visit([&](auto typed) {
+        for (index_t i = 0; i < dim; ++i) {
+          x[i] = static_cast<float>(typed[i]);
+        }
+      });
       detail::store_row(x, to, dim);
     }
   }

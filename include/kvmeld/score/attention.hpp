@@ -23,6 +23,45 @@ namespace score {
 inline constexpr index_t near_floats = detail::row_floats;
 inline constexpr index_t swept_floats = 16384;
 
+/// Products with the keys of `newest` slots: `dots [queries, next]`, of slots from `first` on.
+KVMELD_NOINLINE inline void qk_newest(const head_ref& head, std::span<const index_t> newest,
+                                      index_t first, const float* q, index_t queries, float* buffer,
+                                      float* dots, std::ptrdiff_t next) {
+  const auto key = [&](index_t i) { return head.key(newest[as_size(i)]); };
+  const auto n = static_cast<index_t>(newest.size());
+  const index_t most = std::max(detail::row_floats / head.dim(), index_t{1});
+  float products[sweep_group * tile_slots];
+  for (index_t i = 0; i < n; i += most) {
+    const index_t rows = std::min(most, n - i);
+    qk_tile(q, queries, detail::load_tile(key, i, rows, head.dim(), buffer), products, tile_slots,
+            0);
+    for (index_t g = 0; g < queries; ++g) {
+      for (index_t r = 0; r < rows; ++r) {
+        dots[g * next + newest[as_size(i + r)] - first] = products[g * tile_slots + r];
+      }
+    }
+  }
+}
+/// Adds their values, by weights `p [queries, next]`.
+KVMELD_NOINLINE inline void pv_newest(const head_ref& head, std::span<const index_t> newest,
+                                      index_t first, const float* p, std::ptrdiff_t next,
+                                      index_t queries, float* buffer, float* out) {
+  const auto value = [&](index_t i) { return head.value(newest[as_size(i)]); };
+  const auto n = static_cast<index_t>(newest.size());
+  const index_t most = std::max(detail::row_floats / head.value_dim(), index_t{1});
+  alignas(detail::vector_bytes) float weights[sweep_group * tile_slots];
+  for (index_t i = 0; i < n; i += most) {
+    const index_t rows = std::min(most, n - i);
+    for (index_t g = 0; g < queries; ++g) {
+      for (index_t r = 0; r < rows; ++r) {
+        weights[g * tile_slots + r] = p[g * next + newest[as_size(i + r)] - first];
+      }
+    }
+    pv_tile(weights, tile_slots, queries,
+            detail::load_tile(value, i, rows, head.value_dim(), buffer), out, 0);
+  }
+}
+
 }  // namespace score
 
 /// The mass function of all policies but those that share entries: `ℓ_s = scale · q·k_s +
@@ -92,6 +131,7 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
   };
   const score::logit_terms terms(head);
   score::rounded_queries rounded;  // only with codes
+  const score::newest_slots newest(head);
   const index_t together = key_codes ? score::rounded_queries::most(dim) : score::sweep_group;
 
   for (index_t g0 = 0; g0 < group; g0 += together) {
@@ -111,13 +151,14 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
     for (index_t first = 0; first < n; first += rows) {
       const index_t count = std::min(rows, n - first);
       if (key_codes) {
-        const score::code_rows keys(head, first, count,
-                                    [&](index_t s) { return head.keys_from(s); });
+        const auto in_half = newest.among(first, count);
+        const score::code_rows keys(
+            head, first, count, [&](index_t s) { return head.keys_from(s); }, in_half);
         score::qk_codes(rounded, keys, mass[0], score::tile_slots);
-        score::each_newest(head, first, count, [&](index_t i) {
-          score::qk_tile(queries, heads, detail::load_keys(head, first + i, 1, buffer), mass[0] + i,
-                         score::tile_slots, 0);
-        });
+        if (!in_half.empty()) {
+          score::qk_newest(head, in_half, first, queries, heads, buffer, mass[0],
+                           score::tile_slots);
+        }
       }
       for (index_t i = 0, some = 0; !key_codes && i < count; i += some) {
         some = in_page(keys_lie, first + i, std::min(at_once(keys_lie), count - i));
@@ -156,13 +197,14 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
         Map<Eigen::VectorXf>(outputs + std::ptrdiff_t{g} * of_v, of_v) *= all[g].take(block);
       }
       if (value_codes) {
-        const score::code_rows values(head, first, count,
-                                      [&](index_t s) { return head.values_from(s); });
+        const auto in_half = newest.among(first, count);
+        const score::code_rows values(
+            head, first, count, [&](index_t s) { return head.values_from(s); }, in_half);
         score::pv_codes(mass[0], score::tile_slots, heads, values, of_v, outputs);
-        score::each_newest(head, first, count, [&](index_t i) {
-          score::pv_tile(mass[0] + i, score::tile_slots, heads,
-                         detail::load_values(head, first + i, 1, buffer), outputs, 0);
-        });
+        if (!in_half.empty()) {
+          score::pv_newest(head, in_half, first, mass[0], score::tile_slots, heads, buffer,
+                           outputs);
+        }
       }
       for (index_t i = 0, some = 0; !value_codes && i < count; i += some) {
         some = in_page(values_lie, first + i, std::min(at_once(values_lie), count - i));

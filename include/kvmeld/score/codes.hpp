@@ -5,10 +5,11 @@
 #pragma once
 
 #include <Eigen/Core>
-#include <algorithm>  // std::fill, std::min, std::copy_n, std::fill_n, std::max
+#include <algorithm>  // std::fill, std::min, std::copy_n, std::fill_n, std::max, std::lower_bound
 #include <bit>        // std::bit_cast
 #include <cmath>      // std::isfinite
 #include <limits>     // std::numeric_limits
+#include <span>
 
 #include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/memory/convert.hpp"
@@ -64,24 +65,55 @@ inline bool runs_avx2() {
 #endif
 }
 
+/// The slots of a head whose rows are among the newest, ascending.
+class newest_slots {
+ public:
+  newest_slots() = default;
+  explicit newest_slots(const head_ref& head) {
+    if (head.type().newest > 0) {
+      const index_t *const position = head.metadata().position, n = head.length(),
+                           rounded = head.rounded();
+      for (index_t s = 0; s < n; ++s) {
+        slots_[count_] = s;
+        count_ += position[s] >= rounded && count_ < most ? 1 : 0;
+      }
+    }
+  }
+  /// Those of `count` slots from `first` on.
+  std::span<const index_t> among(index_t first, index_t count) const {
+    const index_t* const end = slots_ + count_;
+    const index_t* const from = std::lower_bound(slots_, end, first);
+    return {from, std::lower_bound(from, end, first + count)};
+  }
+
+ private:
+  static constexpr index_t most = 64;  // that a cache has
+
+  index_t count_ = 0;
+  index_t slots_[most + 1];
+};
+
 /// Where the rows of a tile begin, in one page or several, and those that follow it. Of the newest,
-/// which lie elsewhere in half, zeros: `each_newest` has them.
+/// which lie elsewhere in half, zeros: `qk_newest` and `pv_newest` add them.
 class code_rows {
  public:
   /// Of `count` slots from `first` on; `from(s)`: those of a page from slot `s` on.
   template <class From>
-  code_rows(const head_ref& head, index_t first, index_t count, From from) : count_(count) {
+  code_rows(const head_ref& head, index_t first, index_t count, From from,
+            std::span<const index_t> newest = {})
+      : count_(count) {
     const index_t known = std::min(count + ahead, head.length() - first);
     for (index_t i = 0; i < known;) {
       const head_rows page = from(first + i);
       const index_t end = std::min(known, i + head.rows_from(first + i));
       for (index_t r = 0; i < end; ++i, ++r) {
-        rows_[i] = head.is_newest(first + i)
-                       ? zeros
-                       : reinterpret_cast<const q8_0*>(page.data + r * page.row);
+        rows_[i] = reinterpret_cast<const q8_0*>(page.data + r * page.row);
       }
     }
     std::fill(rows_ + known, rows_ + count + ahead, rows_[known - 1]);
+    for (const index_t s : newest) {
+      rows_[s - first] = zeros;
+    }
   }
 
   index_t count() const { return count_; }
@@ -106,16 +138,6 @@ class code_rows {
   const q8_0* rows_[tile_slots + ahead];
   index_t count_;
 };
-
-/// Calls `use(i)` for every one of `count` slots from `first` on that has one of the newest rows.
-template <class Use>
-EIGEN_ALWAYS_INLINE void each_newest(const head_ref& head, index_t first, index_t count, Use use) {
-  for (index_t i = 0; i < (head.type().newest > 0 ? count : 0); ++i) {
-    if (head.is_newest(first + i)) {
-      use(i);
-    }
-  }
-}
 
 #ifdef KVMELD_AVX2_TARGET
 /// `x · y + z`, rounded as by `detail::multiply_add`.
