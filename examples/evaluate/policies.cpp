@@ -7,7 +7,7 @@
 #include <algorithm>  // std::ranges::find
 #include <array>
 #include <charconv>  // std::from_chars
-#include <sstream>  // std::istringstream
+#include <sstream>   // std::istringstream
 
 namespace evaluate {
 
