@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Rotations that are measured are those of the models' own tables."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from families import made
@@ -61,6 +63,14 @@ def test_the_model_s_random_numbers_are_left_alone():
     torch.manual_seed(9)
     tables(model)
     assert torch.equal(torch.rand(3), wanted)
+
+
+def test_another_thread_runs_the_model_meanwhile():
+    model, ids = made("llama", "eager"), torch.arange(12)[None]
+    wanted = model(ids).logits
+    with rotation._one_row_a_sequence(model.base_model, 12), ThreadPoolExecutor(1) as other:
+        got = other.submit(lambda: model(ids).logits).result()
+    assert torch.equal(got, wanted)
 
 
 @pytest.mark.parametrize("change", [lambda q, at: q * (1 + at), lambda q, at: q + at, lambda q, at: q.roll(1, -1) * at])

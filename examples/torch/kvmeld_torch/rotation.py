@@ -65,10 +65,16 @@ def noted(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Tenso
 
 @contextmanager
 def _one_row_a_sequence(model: PreTrainedModel, count: int):
-    """Each layer's input is a random row of a sequence, the same at all of `count` tokens."""
+    """Each layer's input is a random row of a sequence, the same at all of `count` tokens.
+
+    In this thread alone: others may run the model meanwhile, or measure it.
+    """
     draw = torch.Generator().manual_seed(_SEED)
+    found = {}
 
     def repeated(_module, args, given):
+        if _found.get() is not found:
+            return None
         name = "hidden_states"
         hidden = given[name] if name in given else args[0]
         row = torch.randn(_ROWS, 1, hidden.shape[-1], generator=draw).to(hidden)
@@ -77,9 +83,9 @@ def _one_row_a_sequence(model: PreTrainedModel, count: int):
 
     layers = [m for m in model.modules() if hasattr(m, "layer_idx")]
     hooks = [m.register_forward_pre_hook(repeated, with_kwargs=True) for m in layers]
-    token = _found.set({})
+    token = _found.set(found)
     try:
-        yield _found.get()
+        yield found
     finally:
         _found.reset(token)
         for hook in hooks:
