@@ -2,6 +2,7 @@
 /// What a layer's attention computes, read off its softmax or its flash attention.
 #pragma once
 
+#include <cmath>  // std::isinf
 #include <optional>
 
 #include "kvmeld/memory/attention_spec.hpp"
@@ -72,27 +73,39 @@ inline float read_attention(const ggml_tensor* t, index_t layer, attention_spec&
   return factor;
 }
 
-/// Refused: a mask `[cells, tokens]` that keeps the micro-batch's token `i` from one of `cells`, as
-/// that of a window does.
+/// What a mask `[cells, tokens]` adds to the logit of the micro-batch's token `i` and `cell`.
+inline float masked(const ggml_tensor* mask, index_t i, index_t cell, index_t layer) {
+  expects(i < mask->ne[1] && cell < mask->ne[0], "llama.cpp: expected a mask of layer ", layer,
+          " over token ", i, " and cell ", cell, ", got [", mask->ne[0], ", ", mask->ne[1], "]");
+  const auto* const at = static_cast<const char*>(mask->data) +
+                         static_cast<std::size_t>(i) * mask->nb[1] +
+                         static_cast<std::size_t>(cell) * mask->nb[0];
+  return mask->type == GGML_TYPE_F16 ? ggml_fp16_to_fp32(*reinterpret_cast<const ggml_fp16_t*>(at))
+                                     : *reinterpret_cast<const float*>(at);
+}
+
+/// Refused: a mask that keeps the micro-batch's token `i` from one of `cells`, as that of a window
+/// does.
 inline void expect_attended(const ggml_tensor* mask, index_t i, std::span<const index_t> cells,
                             index_t layer) {
   expects(mask != nullptr, "llama.cpp: expected a mask in layer ", layer, ", got ", another_graph);
   expect_on_host(mask);
-  const bool half = mask->type == GGML_TYPE_F16;
   for (const index_t cell : cells) {
     if (cell < 0) {
       continue;  // as of a sequence that was loaded
     }
-    expects(i < mask->ne[1] && cell < mask->ne[0], "llama.cpp: expected a mask of layer ", layer,
-            " over token ", i, " and cell ", cell, ", got [", mask->ne[0], ", ", mask->ne[1], "]");
-    const auto* const at = static_cast<const char*>(mask->data) +
-                           static_cast<std::size_t>(i) * mask->nb[1] +
-                           static_cast<std::size_t>(cell) * mask->nb[0];
-    const float x = half ? ggml_fp16_to_fp32(*reinterpret_cast<const ggml_fp16_t*>(at))
-                         : *reinterpret_cast<const float*>(at);
+    const float x = masked(mask, i, cell, layer);
     expects(x == 0, "llama.cpp: expected layer ", layer, " to attend to every token alike, got ", x,
             " in its mask of cell ", cell);
   }
+}
+
+/// Refused: one that lets the first token of a micro-batch attend to its last, in `cell`, as for an
+/// image (`llama_set_causal_attn`).
+inline void expect_causal(const ggml_tensor* mask, index_t i, index_t cell, index_t layer) {
+  const float x = masked(mask, i, cell, layer);
+  expects(x < 0 && std::isinf(x), "llama.cpp: expected causal attention in layer ", layer,
+          " with mode own_attention, got ", x, " in its mask of a later token");
 }
 
 }  // namespace kvmeld::llama

@@ -144,6 +144,9 @@ bool compressor<P>::note_attention(index_t l, const ggml_tensor* t, mode expecte
     const index_t last = c.tokens.back();
     expect_attended(mask, last, sequences_[c.request].cells, l);
     expect_attended(mask, last, c.cells, l);
+    if (c.cells.size() > 1 && expected == mode::own_attention) {
+      expect_causal(mask, c.tokens.front(), c.cells.back(), l);
+    }
   }
   auto& of = (*layers_)[l];
   of.factor = read_attention(t, l, of.model);

@@ -196,6 +196,23 @@ TEST_CASE("llama.cpp: a layer that is turned by another base is compressed by th
   }
 }
 
+TEST_CASE("llama.cpp: a batch whose tokens attend to later ones is refused with own attention") {
+  twin models;
+  const auto text = draw_tokens(40, models.shape.vocab);
+  for (const mode how : {mode::repack, mode::own_attention}) {
+    compressed_llama kv(models.theirs.get(), policy_named("h2o"),
+                        {.how = how, .limits = {{.slots = 96}}}, exact_parameters(256, 64));
+    (void)kv.decode(std::span(text).first(20));
+    llama_set_causal_attn(kv.context.get(), false);  // as for the tokens of an image
+    const auto image = [&] { (void)kv.decode(std::span(text).subspan(20)); };
+    if (how == mode::repack) {
+      CHECK_NOTHROW(image());
+    } else {
+      CHECK_THROWS_WITH(image(), Contains("expected causal attention in layer 0"));
+    }
+  }
+}
+
 TEST_CASE("llama.cpp: a second sequence is refused, and the first goes on") {
   twin models;
   const auto text = draw_tokens(320, models.shape.vocab);
