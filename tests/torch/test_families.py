@@ -69,6 +69,19 @@ def test_a_second_reading_leaves_windows_as_they_were():
     logits(model, Cache("kvzip", budget=0.5, replay=False))
 
 
+@pytest.mark.parametrize("family", ["gemma3n_text", "falcon_h1"])
+def test_families_whose_code_cannot_be_asked_are_refused_in_words(family):
+    more = {"vocab_size_per_layer_input": 128, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 0}
+    more |= {"altup_num_inputs": 2, "laurel_rank": 8, "layer_types": ["full_attention"] * 4}
+    more |= {"activation_sparsity_pattern": [0.0] * 4, "head_dim": 16}
+    if family == "falcon_h1":
+        more = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16}
+        more |= {"mamba_expand": 1, "head_dim": 16}
+    words = "kvmeld_torch.Cache: expected a model that runs on rows given to its layers and makes its own cache, got "
+    with pytest.raises(RuntimeError, match=words):
+        logits(made(family, "kvmeld", **more), Cache("h2o", budget=200))
+
+
 def test_policies_that_merge_are_refused_where_slots_have_distances():
     words = r"fold: expected attention without alibi_slopes \(it merges slots\), got some"
     for family in ALIBI:

@@ -38,6 +38,20 @@ def _own_state(model: PreTrainedModel, batch: int) -> Any:
     return None
 
 
+@contextmanager
+def _by_model(model: PreTrainedModel):
+    """What a model's own code cannot do is refused in words; the library's refusals are words already."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as e:
+        if str(e).startswith("kvmeld") or isinstance(e, torch.OutOfMemoryError):
+            raise
+        raise RuntimeError(
+            "kvmeld_torch.Cache: expected a model that runs on rows given to its layers and makes its own cache, "
+            f"got {type(model).__name__} ({type(e).__name__}: {e})"
+        ) from e
+
+
 def _new(now: CacheLayerMixin, before: CacheLayerMixin) -> int:
     return now.get_seq_length() - before.get_seq_length()
 
@@ -86,7 +100,8 @@ class Cache(TransformersCache):
             return
         model, batch = rotation.calling_model()
         known = has_interface(type(model).__module__) or by_interface(model)
-        rotations = rotation.measured(model, tokens) if known else {}
+        with _by_model(model):
+            rotations = rotation.measured(model, tokens) if known else {}
         layers = DynamicCache(config=model.config).layers
         for i, rotates in rotations.items():
             if not layers[i].is_sliding:
@@ -96,7 +111,8 @@ class Cache(TransformersCache):
                 'kvmeld_torch.Cache: expected attn_implementation="kvmeld" and attention by the interface of '
                 f"transformers, got {type(model).__name__} with another one"
             )
-        state = _own_state(model, batch)
+        with _by_model(model):
+            state = _own_state(model, batch)
         if self.replay and state is not None:
             raise RuntimeError(
                 f"kvmeld_torch.Cache: {self.policy}: expected layers that can read a prompt a second time, "
