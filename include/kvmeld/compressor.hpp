@@ -112,12 +112,15 @@ class compressor {
     const index_t workers = detail::workers_of("end_prompt", run);
     open_.gather("end_prompt", heads);
     const std::vector<index_t> slots = prompt_slots(heads, group);
-    lease work(pool_, workers);
-    run(static_cast<index_t>(heads.size()), [&](index_t i, index_t worker) {
-      open_.finish(heads[as_size(i)], slots[as_size(i)], work[worker]);
-    });
-    open_.count_pages(heads);
+    {
+      lease work(pool_, workers);
+      run(static_cast<index_t>(heads.size()), [&](index_t i, index_t worker) {
+        open_.finish(heads[as_size(i)], slots[as_size(i)], work[worker]);
+      });
+    }
     pool_.release();
+    const lease of_steps(pool_, workers);  // made here: a step that plans nothing allocates nothing
+    open_.count_pages(heads);
   }
 
   /// Brings the heads chosen that are at their trigger, or whose prompt has begun, to their

@@ -199,4 +199,21 @@ TEST_CASE("a step of listed heads allocates nothing", "[stream][heads]") {
   CHECK((kv.head(3).length() == slots && kv.head(0).length() == 0));
 }
 
+TEST_CASE("a prompt's scratch is given back, and steps after it allocate nothing", "[stream]") {
+  const numbers from;
+  const kvmeld::any_policy_or_peer policy(kvmeld::h2o{});
+  fixtures::cache<float> kv{{.heads = 1, .group = group, .dim = dim, .capacity = 1072}};
+  kvmeld::compressor meld(kv, policy, kvmeld::budget{slots, slots + 8});
+  const auto rows = fixtures::normal(1024 * dim), q = fixtures::normal(1024 * group * dim);
+  kv.append(kv.heads(0, 0), rows, rows, 1024);
+  meld.prompt(kv.heads(0, 0), kvmeld::queries(q, 1024, kv.spec()));
+  meld.end_prompt(0);
+  std::vector<float> out(group * dim);
+  const std::size_t before = allocations;
+  for (index_t t = 0; t < 6; ++t) {
+    meld.step(kv.heads(0, 0), {from.at(t, group * dim), from.at(t, dim), from.at(t, dim)}, out);
+  }
+  CHECK(allocations - before == 0);
+}
+
 }  // namespace stream_test
