@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// EMS's plans for each scalar, as nvcc compiles them for the hardware on every commit.
+// EMS's plans for each scalar, as nvcc compiles them for the hardware.
 #include "kvmeld/cuda/policies/ems.cuh"
 
 namespace kvmeld::cuda {

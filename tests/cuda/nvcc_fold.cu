@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// fold's plans for each scalar, as nvcc compiles them for the hardware on every commit.
+// fold's plans for each scalar, as nvcc compiles them for the hardware.
 #include "kvmeld/cuda/policies/fold.cuh"
 
 namespace kvmeld::cuda {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Plans that merge, for each scalar, as nvcc compiles them for the hardware on every
-// commit.
+// Plans that merge, for each scalar, as nvcc compiles them for the hardware.
 #include "kvmeld/cuda/policies/d2o.cuh"
 #include "kvmeld/cuda/policies/keepkv.cuh"
 #include "kvmeld/cuda/policies/kvmerger.cuh"

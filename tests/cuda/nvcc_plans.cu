@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Selecting, applying and saving for each scalar, as nvcc compiles them for the hardware on every
-// commit.
+// Selecting, applying and saving for each scalar, as nvcc compiles them for the hardware.
 #include "kvmeld/cuda/merge/apply.cuh"
 #include "kvmeld/cuda/policies/evicting_rules.cuh"
 #include "kvmeld/cuda/search/select.cuh"

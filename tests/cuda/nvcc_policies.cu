@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The library's headers, and every policy that has a CUDA path, as nvcc hands them to the host's
-// compiler on every commit: its front end writes anew what it has read.
+// compiler: its front end writes anew what it has read.
 #include "kvmeld/cuda/policies/d2o.cuh"
 #include "kvmeld/cuda/policies/ems.cuh"
 #include "kvmeld/cuda/policies/fold.cuh"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Column sums, lookahead and matching for each scalar, as nvcc compiles them for the hardware on
-// every commit.
+// Column sums, lookahead and matching for each scalar, as nvcc compiles them for the hardware.
 #include "kvmeld/cuda/score/column_scores.cuh"
 #include "kvmeld/cuda/score/lookahead.cuh"
 #include "kvmeld/cuda/search/match.cuh"
