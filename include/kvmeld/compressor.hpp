@@ -232,18 +232,18 @@ class compressor {
 
   /// Seals the slots of a request's first `tokens` tokens: a prefix, compressed or not, that page
   /// tables of several requests may share. No call changes these slots until `clear`, or a `copy`
-  /// or `load` into the request; `copy`, `save` and `load` take the seal along. Attention is over
-  /// all slots. To the policy those after the seal are a head of its own, without sinks: budgets
-  /// count these alone, scores are of the attention within them, and the state starts anew.
-  /// Refused: more tokens than were appended; slots that do not lie before all others, as once
-  /// steps have evicted; fewer than are sealed; a page in part; later tokens that were measured
-  /// already; a budget without room after the seal (`no_capacity`); `ems` and whatever moves the
-  /// first slots (`unsupported`); a prompt or draft in between.
+  /// or `load` into the request, but that newest rows are rounded; `copy`, `save` and `load` take
+  /// the seal along. Attention is over all slots. To the policy those after the seal are a head of
+  /// its own, without sinks: budgets count these alone, scores are of the attention within them,
+  /// and the state starts anew. Refused: more tokens than were appended; slots that do not lie
+  /// before all others, as once steps have evicted; fewer than are sealed; a page in part; later
+  /// tokens that were measured already; a budget without room after the seal (`no_capacity`); `ems`
+  /// and whatever moves the first slots (`unsupported`); a prompt or draft in between.
   void seal(index_t request, index_t tokens);
 
   /// Pins `count` tokens of a request from token `first` on, as a system prompt, tools, or the
-  /// question: no policy evicts or merges them, and their rows stay as they are, in every head
-  /// whose layer has no window. Before they are appended, or before they are compressed: of a
+  /// question: no policy evicts or merges them (newest rows are rounded as others are), in every
+  /// head whose layer has no window. Before they are appended, or before they are compressed: of a
   /// prompt until `end_prompt`. `clear` lifts it; `copy`, `save` and `load` take it along. The
   /// budget counts them, and they lie before all slots but the sealed ones; to the policy the
   /// others are the head, as after a seal.

@@ -285,8 +285,58 @@ TEST_CASE("in another cache as many rows stay in half as it has room for", "[new
     CHECK(more.head(0).is_newest(s) == (s >= 74));  // what is rounded stays so
     CHECK(floats(more.head(0).key(s), dim) == floats(k8v4.head(0).key(s), dim));
   }
+  kvmeld::cache blocks = cache_of({storage::q8_0, storage::q4_0, 0});
+  kvmeld::copy(floats_of.head(0), none, blocks.head(0), same);
+  kvmeld::copy(blocks.head(0), none, k8v4.head(0), same);
+  CHECK(!k8v4.head(0).is_newest(89));  // blocks stay as they are
+  more.head(0).restore(90, 200);       // as for tokens that are elsewhere
+  CHECK(!more.head(0).is_newest(89));
+  for (index_t s = 0; s < 90; ++s) {
+    CHECK(floats(more.head(0).key(s), dim) ==
+          in_storage(storage::q8_0, floats(fewer.head(0).key(s), dim)));
+  }
+  CHECK_THROWS_WITH(fewer.head(0).restore(more.head(0).mark()),
+                    Catch::Contains("expected a mark of this head"));
   fewer.head(0).restore(80, 80);  // rows that were taken away were the newest
   CHECK((fewer.head(0).rounded() == 80 && !fewer.head(0).is_newest(79)));
+}
+
+TEST_CASE("what a request held before is not saved with the next one", "[newest][serialize]") {
+  const storage_pair type = GENERATE(from_range(every_type));
+  kvmeld::cache kv = cache_of(type), fresh = cache_of(type);
+  kvmeld::compressor meld(kv, kvmeld::h2o{}, kvmeld::budget{60, 70}),
+      anew(fresh, kvmeld::h2o{}, kvmeld::budget{60, 70});
+  kv.append(kv.heads(0, 0), fixtures::normal(40 * dim), fixtures::normal(40 * of_values), 40);
+  meld.clear(0);
+  const auto k = fixtures::normal(3 * dim), v = fixtures::normal(3 * of_values);
+  kv.append(kv.heads(0, 0), k, v, 3), fresh.append(fresh.heads(0, 0), k, v, 3);
+  CHECK((saved(meld) == saved(anew)));
+}
+
+TEST_CASE("LAW: a step that is refused leaves every bit", "[newest]") {
+  const storage_pair type = GENERATE(from_range(every_type));
+  const bool pins = GENERATE(false, true);
+  kvmeld::cache kv = cache_of(type);
+  kvmeld::compressor meld(kv, kvmeld::h2o{}, kvmeld::budget{60, 70});
+  numbers out(group * of_values);
+  const auto step = [&](float size) {
+    meld.step(kv.heads(0, 0),
+              {fixtures::normal(group * dim, size), fixtures::normal(dim, size > 1 ? 6e4F : 1.0F),
+               fixtures::normal(of_values)},
+              out);
+  };
+  if (pins) {
+    meld.pin(0, 0, 4);
+  }
+  for (int t = 0; t < 100; ++t) {
+    step(1);
+    if (t < 4) {
+      continue;  // pinned tokens to come
+    }
+    const std::string before = saved(meld);
+    CHECK_THROWS_AS(step(3e36F), kvmeld::error);
+    REQUIRE((saved(meld) == before));
+  }
 }
 
 TEST_CASE("what a slot held before is not read, be it NaN", "[newest]") {

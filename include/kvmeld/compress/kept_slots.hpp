@@ -16,7 +16,7 @@ namespace kvmeld::inline v0::detail {
 
 /// How many of a head's first slots no policy sees.
 struct kept_slots {
-  index_t sealed = 0;  ///< no call changes these
+  index_t sealed = 0;  ///< no call changes these, but that newest rows are rounded
   index_t pinned = 0;  ///< after them; of tokens that the policy may not evict or merge
 
   index_t count() const { return sealed + pinned; }
@@ -157,12 +157,17 @@ KVMELD_NOINLINE bool try_kept_step(const P& p, const head_ref& head, const kept_
   }
   work.reserve(head);
   const index_t length = head.length(), next = head.next_position();
+  const displaced_row displaced(head, work.displaced.data() + as_size(2, head.row_dim()));
   head.push(k, v);
   declared(p).attend(head, state, q, out, {}, {});
   head.restore(length, next);
   const seen_head seen(head, kept);
-  return all_finite(out, head.group() * head.value_dim()) &&
-         try_step(p, seen.head(), state, work, q, k, v, b, work.own_output.data());
+  if (all_finite(out, head.group() * head.value_dim()) &&
+      try_step(p, seen.head(), state, work, q, k, v, b, work.own_output.data())) {
+    return true;
+  }
+  displaced.put_back();
+  return false;
 }
 
 /// Attention over all slots, `work.attention [group, length]`, as it is within those after the

@@ -2,7 +2,7 @@
 /// observe → plan → apply for one head, and what these refuse first: what `compressor` is made of.
 #pragma once
 
-#include <algorithm>  // std::min
+#include <algorithm>  // std::min, std::copy_n, std::ranges::copy
 #include <limits>     // std::numeric_limits
 #include <span>
 
@@ -181,6 +181,47 @@ void compress(const P& p, const head_ref& head, head_state& state, workspace& wo
   declared(p).after_compress(head, state, b.slots);
 }
 
+namespace detail {
+
+/// A head before one more token: its lengths, and the newest row that the token takes the place of.
+class displaced_row {
+ public:
+  /// `rows [2, row_dim]`: where to keep it.
+  displaced_row(const head_ref& head, Eigen::half* rows)
+      : head_(head),
+        rows_(rows),
+        length_(head.length()),
+        next_(head.next_position()),
+        rounded_(head.rounded()) {
+    if (head.type().newest > 0) {
+      std::ranges::copy(row(head.newest_keys()), rows_);
+      std::ranges::copy(row(head.newest_values()), rows_ + head.row_dim());
+    }
+  }
+  /// Takes the token back.
+  void put_back() const {
+    head_.restore(length_, next_, rounded_);
+    if (head_.type().newest > 0) {
+      const auto key = row(head_.newest_keys()), value = row(head_.newest_values());
+      std::copy_n(rows_, key.size(), key.begin());
+      std::copy_n(rows_ + head_.row_dim(), value.size(), value.begin());
+    }
+  }
+
+ private:
+  std::span<Eigen::half> row(std::span<Eigen::half> all) const {
+    const index_t newest = head_.type().newest;
+    const std::size_t dim = all.size() / as_size(newest);
+    return all.subspan(as_size(next_ % newest) * dim, dim);
+  }
+
+  head_ref head_;
+  Eigen::half* rows_;
+  index_t length_, next_, rounded_;
+};
+
+}  // namespace detail
+
 /// One decode step of one head: append, attend, observe, return to the budget. `q [group, dim]`,
 /// `k [dim]`, `v [value_dim]` (in one memory none), `out [group, value_dim]`. Nothing is allocated,
 /// save by a workspace that has not been reserved for such a head; slots that stay do not move, so
@@ -196,6 +237,7 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
   detail::expect_state(p, head, state);
   work.reserve(head);
   const index_t known = state.length();
+  const detail::displaced_row displaced(head, work.displaced.data());
   head.push(k, v);
   state.extend(head.length());
   const auto probabilities =
@@ -206,7 +248,7 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
       std::span(work.log_sum_exp).first(probabilities.empty() ? 0 : as_size(head.group()));
   declared(p).attend(head, state, q, out, probabilities, log_sum_exp);
   if (!detail::all_finite(out, head.group() * head.value_dim())) {
-    head.restore(head.length() - 1, head.next_position() - 1);
+    displaced.put_back();
     state.truncate(known);
     return false;
   }

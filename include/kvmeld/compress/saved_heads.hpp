@@ -2,7 +2,7 @@
 /// The bytes of saved heads, and of a request.
 #pragma once
 
-#include <algorithm>  // std::ranges::for_each
+#include <algorithm>  // std::ranges::for_each, std::ranges::fill
 #include <cstring>    // std::memcmp
 #include <istream>
 #include <ostream>
@@ -119,17 +119,30 @@ void each_number(row<any_scalar> x, index_t dim, Number number) {
   });
 }
 
-/// Makes zeros of what the slots of the newest rows hold, which is not read: equal heads are saved
-/// as equal bytes.
+/// Makes zeros of what is not read: of slots that have one of the newest rows their own, and the
+/// newest rows of no slot. Equal heads are saved as equal bytes, without what they held before.
 inline void clear_unread(const head_ref& head) {
   const auto clear = [](row<any_scalar> read, row<any_scalar> held, index_t dim) {
     if (read.data != held.data) {
       each_number(held, dim, [](auto& x) { x = {}; });
     }
   };
-  for (index_t s = 0; s < (head.type().newest > 0 ? head.length() : 0); ++s) {
+  const index_t newest = head.type().newest;
+  std::vector<char> in_use(as_size(newest));
+  for (index_t s = 0; s < (newest > 0 ? head.length() : 0); ++s) {
     clear(head.key(s), head.held_key(s), head.dim());
     clear(head.value(s), head.held_value(s), head.own_value_dim());
+    if (head.is_newest(s)) {
+      in_use[as_size(head.position(s) % newest)] = 1;
+    }
+  }
+  for (const std::span<Eigen::half> rows : {head.newest_keys(), head.newest_values()}) {
+    const std::size_t dim = rows.empty() ? 0 : rows.size() / in_use.size();
+    for (std::size_t i = 0; dim > 0 && i < in_use.size(); ++i) {
+      if (in_use[i] == 0) {
+        std::ranges::fill(rows.subspan(i * dim, dim), Eigen::half{});
+      }
+    }
   }
 }
 
@@ -279,6 +292,7 @@ void load_heads(std::istream& in, Heads& heads) {
       from_bytes(next, x);
       next += sizeof x;
     });
+    clear_unread(heads.head(h));
   }
 }
 

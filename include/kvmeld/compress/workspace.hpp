@@ -20,8 +20,9 @@ struct workspace {
   std::vector<float> combined;     ///< [capacity] the group's attention as one number per slot
   std::vector<float> input;       ///< [group + 2, row_dim] a step's rows that were given in 16 bits
   std::vector<float> own_output;  ///< [group, row_dim] of attention after a seal
-  slot_scratch scratch;           ///< of planning
-  merge_plan plan;                ///< the last plan made
+  std::vector<Eigen::half> displaced;  ///< [2, 2, row_dim] newest keys and values
+  slot_scratch scratch;                ///< of planning
+  merge_plan plan;                     ///< the last plan made
 
   void reserve(const head_ref& head) { reserve(head.group(), head.row_dim(), head.capacity()); }
   /// `dim`: of keys or values, the larger.
@@ -32,6 +33,7 @@ struct workspace {
     combined.resize(std::max(combined.size(), n));
     input.resize(std::max(input.size(), (g + 2) * as_size(dim)));
     own_output.resize(std::max(own_output.size(), g * as_size(dim)));
+    displaced.resize(std::max(displaced.size(), 4 * as_size(dim)));
     scratch.reserve(capacity), plan.reserve(capacity);
   }
 };

@@ -111,6 +111,10 @@ class head_records {
       memory_[i].release((as_size(h, capacity_) + as_size(used)) * slot_bytes_[i],
                          as_size(h + 1, capacity_) * slot_bytes_[i]);
     }
+    for (std::size_t i = 0; i < newest_memory_.size() && used == 0; ++i) {
+      const std::size_t bytes = as_size(newest_) * newest_bytes_[i];
+      newest_memory_[i].release(as_size(h) * bytes, as_size(h + 1) * bytes);
+    }
   }
   /// Bytes that are held, lengths aside.
   std::size_t held() const {
@@ -517,7 +521,8 @@ struct cache_options {
   storage keys = storage::f32;
   storage values = storage::f32;
   /// Rows of each head, 0 to 64, that are held in half while no newer ones are there: of those in
-  /// blocks, which lose most where they are the newest (of a prompt's 4-bit rows nine tenths).
+  /// blocks, which lose most where they are the newest (of a prompt's 4-bit rows four fifths).
+  /// Numbers, of values in `q4_0` once rotated, must be below 65,520 then.
   index_t newest = 0;
 };
 

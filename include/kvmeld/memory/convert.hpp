@@ -164,7 +164,10 @@ inline void copy_slots(const head_ref& from, const head_ref& to) {
   const index_t length = from.length();
   if (to.metadata().length != from.metadata().length) {  // else the same head, by another table
     to.truncate(0);
-    to.restore(length, from.next_position(), from.type().newest > 0 ? from.rounded() : 0);
+    // Blocks that are copied as they are stay blocks.
+    const bool rounded =
+        from.type().newest > 0 || from.type() == storage_pair(to.type().keys, to.type().values);
+    to.restore(length, from.next_position(), rounded ? from.rounded() : 0);
   }
   for (index_t s = 0; s < length; ++s) {
     to.log_mass(s) = from.log_mass(s), to.position(s) = from.position(s);
@@ -336,6 +339,16 @@ inline std::ptrdiff_t bytes_apart(const tile& of) {
   return of.outerStride() * std::ptrdiff_t{sizeof(float)};
 }
 
+/// Are the two held alike, and so in one memory?
+template <class Scalar>
+bool same_storage(row<Scalar> a, row<Scalar> b) {
+  if constexpr (std::same_as<Scalar, any_scalar>) {
+    return a.type == b.type;
+  } else {
+    return true;
+  }
+}
+
 /// `count` rows `row_of(first) ...` of a cache; `buffer [count, dim]` is used when they are not
 /// evenly spaced floats.
 template <class RowOf>
@@ -350,7 +363,8 @@ tile load_tile(RowOf row_of, index_t first, index_t count, index_t dim, float* b
       return {base, count, dim, Eigen::OuterStride<>(stride)};
     }
   }
-  const std::ptrdiff_t stride = count > 1 ? row_of(first + 1).data - row_of(first).data : 0;
+  const bool alike = count > 1 && same_storage(row_of(first), row_of(first + 1));
+  const std::ptrdiff_t stride = alike ? row_of(first + 1).data - row_of(first).data : 0;
   for (index_t i = 0; i < count; ++i) {
     const auto row = row_of(first + i);
     prefetch_row(row.data, stride);

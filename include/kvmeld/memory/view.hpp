@@ -136,6 +136,7 @@ class head_ref {
   std::span<Eigen::half> newest_values() const { return newest(newest_.values, value_dim_); }
   /// @}
   float& log_mass(index_t s) const { return slots_.log_mass[s]; }
+  /// By `renumber` where it is to change and the slot's rows are to stay.
   index_t& position(index_t s) const { return slots_.position[s]; }
   /// Slot `s`, its rows as they are, is the token at `position` from here on.
   void renumber(index_t s, index_t position) const {
@@ -247,6 +248,9 @@ class head_ref {
       expects(position(s) < next_position, "restore: expected slots of tokens before ",
               next_position, ", got token ", position(s), " in slot ", s);
     }
+    if (newest_.count > 0 && next_position > this->next_position()) {
+      round(std::min(next_position - newest_.count, this->next_position()));
+    }
     set_length(length);
     *slots_.next_position = next_position;
     if (newest_.count > 0) {
@@ -267,6 +271,9 @@ class head_ref {
             {values.begin(), values.end()}};
   }
   void restore(const head_mark& mark) const {
+    expects(mark.newest_keys.size() == newest_keys().size() &&
+                mark.newest_values.size() == newest_values().size(),
+            "restore: expected a mark of this head, got another's");
     restore(mark.length, mark.next_position, mark.rounded);
     std::ranges::copy(mark.newest_keys, newest_keys().begin());
     std::ranges::copy(mark.newest_values, newest_values().begin());
