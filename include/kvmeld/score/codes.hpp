@@ -103,14 +103,15 @@ class code_rows {
             std::span<const index_t> newest = {})
       : count_(count) {
     const index_t known = std::min(count + ahead, head.length() - first);
+    const q8_0* last = zeros;
     for (index_t i = 0; i < known;) {
       const head_rows page = from(first + i);
       const index_t end = std::min(known, i + head.rows_from(first + i));
       for (index_t r = 0; i < end; ++i, ++r) {
-        rows_[i] = reinterpret_cast<const q8_0*>(page.data + r * page.row);
+        rows_[i] = last = reinterpret_cast<const q8_0*>(page.data + r * page.row);
       }
     }
-    std::fill(rows_ + known, rows_ + count + ahead, rows_[known - 1]);
+    std::fill(rows_ + known, rows_ + count + ahead, last);
     for (const index_t s : newest) {
       rows_[s - first] = zeros;
     }
