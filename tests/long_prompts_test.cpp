@@ -130,7 +130,7 @@ TEST_CASE("a head leaves room for a chunk that is measured in part, wherever its
       for (index_t c = 0; c < 6; ++c) {
         auto x = uneven_rows(chunk, c == 0);
         for (std::size_t row = dim; row < x.k[0].size(); row += kv_heads_of * dim) {
-          std::copy_n(x.k[1].begin() + row, dim, x.k[0].begin() + row);  // one long head alone
+          std::copy_n(&x.k[1][row], dim, &x.k[0][row]);  // one long head alone
         }
         for (index_t l = 0; l < layers_of; ++l) {
           const auto heads = kv.heads(l, request);
