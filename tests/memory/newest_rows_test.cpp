@@ -143,6 +143,16 @@ std::vector<double> attended(const kvmeld::head_ref& head, const numbers& q) {
   return out;
 }
 
+void check_attention(const kvmeld::head_ref& head) {
+  const auto q = fixtures::normal(group * dim);
+  numbers out(group * of_values);
+  kvmeld::attend(head, q.data(), out.data());
+  const auto expected = attended(head, q);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    REQUIRE(double{out[i]} == Approx(expected[i]).margin(2e-4));  // queries are in 16 bits
+  }
+}
+
 TEST_CASE("LAW: a row is in half while it is among the newest, and rounded to blocks once",
           "[newest]") {
   const storage_pair type = GENERATE(from_range(every_type));
@@ -152,13 +162,7 @@ TEST_CASE("LAW: a row is in half while it is among the newest, and rounded to bl
   for (const index_t tokens : {3, 90, 1, 1, 7, 2, 64, 1, 5}) {
     told.append(kv, tokens);
     told.check(kv.head(0));
-    const auto q = fixtures::normal(group * dim);
-    numbers out(group * of_values);
-    kvmeld::attend(kv.head(0), q.data(), out.data());
-    const auto expected = attended(kv.head(0), q);
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      REQUIRE(double{out[i]} == Approx(expected[i]).margin(2e-4));  // queries are in 16 bits
-    }
+    check_attention(kv.head(0));
   }
   const kvmeld::cache copied = kv;
   kvmeld::cache copy = copied;
@@ -185,13 +189,7 @@ TEST_CASE("LAW: slots that move take their newest rows along", "[newest]") {
     }
     kvmeld::apply(plan, head, none);
     told.check(kv.head(0));
-    const auto q = fixtures::normal(group * dim);
-    numbers out(group * of_values);
-    kvmeld::attend(kv.head(0), q.data(), out.data());
-    const auto expected = attended(kv.head(0), q);
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      REQUIRE(double{out[i]} == Approx(expected[i]).margin(2e-4));
-    }
+    check_attention(kv.head(0));
   }
 }
 
