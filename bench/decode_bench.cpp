@@ -25,10 +25,12 @@ template <>
 constexpr std::string_view scalar_name<Eigen::bfloat16> = "bf16";
 template <>
 constexpr std::string_view scalar_name<kvmeld::q8_0> = "q8_0";
+template <>
+constexpr std::string_view scalar_name<kvmeld::q4_0> = "q4_0";
 
 /// A cache with `slots` tokens in every head, and tokens to come. The heads hold the same numbers,
 /// each in memory of its own. Each is a request, which can be copied.
-template <class Scalar>
+template <class Scalar, class Values = Scalar>
 struct scene {
   explicit scene(const benchmark::State& state)
       : slots(static_cast<index_t>(state.range(0))),
@@ -38,7 +40,7 @@ struct scene {
         kv(bench::spec(1, group, dim), {.requests = heads,
                                         .capacity = slots + 1,
                                         .keys = kvmeld::storage_of<Scalar>,
-                                        .values = kvmeld::storage_of<Scalar>}),
+                                        .values = kvmeld::storage_of<Values>}),
         q(bench::gaussian(size(heads) * size(group) * size(dim), 1)),
         k(bench::gaussian(size(heads) * size(dim), 2)),
         v(bench::gaussian(size(heads) * size(dim), 3)),
@@ -59,8 +61,9 @@ struct scene {
   }
 
   std::int64_t bytes() const {
-    return std::int64_t{2} * slots * heads * kvmeld::row_size<Scalar>(dim) *
-           static_cast<std::int64_t>(sizeof(Scalar));
+    const auto of_row = kvmeld::row_bytes(kvmeld::storage_of<Scalar>, dim) +
+                        kvmeld::row_bytes(kvmeld::storage_of<Values>, dim);
+    return std::int64_t{slots} * heads * static_cast<std::int64_t>(of_row);
   }
 
   static std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
@@ -94,9 +97,9 @@ void attend(benchmark::State& state) {
 }
 
 /// Attention over rows in fewer bits against the same over floats.
-template <class Scalar>
+template <class Scalar, class Values = Scalar>
 void storage(benchmark::State& state) {
-  scene<Scalar> s(state);
+  scene<Scalar, Values> s(state);
   scene<float> floats(state);
   bench::versus(
       state, "vs_float", [&] { s.attend(); }, [&] { floats.attend(); });
@@ -199,17 +202,21 @@ void growing(benchmark::internal::Benchmark* b) {
       ->Unit(benchmark::kMicrosecond);
 }
 
+template <class Keys, class Values>
+void register_storage(std::string_view name) {
+  benchmark::RegisterBenchmark(("storage/" + std::string(name)).c_str(), storage<Keys, Values>)
+      ->ArgNames({"slots", "heads", "dim", "group"})
+      ->ArgsProduct({{256, 1024, 4096}, {8, 32}, {128}, {1, 4, 7}})
+      ->UseManualTime()
+      ->Unit(benchmark::kMicrosecond);
+}
+
 template <class Scalar>
 void register_attend() {
   const std::string name = "attend/" + std::string(scalar_name<Scalar>);
   sizes(benchmark::RegisterBenchmark(name.c_str(), attend<Scalar>));
   if constexpr (!std::same_as<Scalar, float>) {
-    const std::string against = "storage/" + std::string(scalar_name<Scalar>);
-    benchmark::RegisterBenchmark(against.c_str(), storage<Scalar>)
-        ->ArgNames({"slots", "heads", "dim", "group"})
-        ->ArgsProduct({{256, 1024, 4096}, {8, 32}, {128}, {1, 4}})
-        ->UseManualTime()
-        ->Unit(benchmark::kMicrosecond);
+    register_storage<Scalar, Scalar>(scalar_name<Scalar>);
   }
 }
 
@@ -252,6 +259,8 @@ int main(int argc, char** argv) {
   register_attend<Eigen::half>();
   register_attend<Eigen::bfloat16>();
   register_attend<kvmeld::q8_0>();
+  register_attend<kvmeld::q4_0>();
+  register_storage<kvmeld::q8_0, kvmeld::q4_0>("k8v4");
   register_steps(kvmeld::full_cache{}, kvmeld::streaming_llm{}, kvmeld::h2o{}, kvmeld::snapkv{},
                  kvmeld::zsmerge{}, kvmeld::d2o{}, kvmeld::kvmerger{}, kvmeld::ems{},
                  kvmeld::keepkv{}, kvmeld::fold{}, kvmeld::random_tokens{}, kvmeld::tova{},

@@ -37,13 +37,14 @@ bool all_nan(const std::vector<float>& x) {
 
 /// LAW: output, probabilities (relatively, however small) and log-sum-exp are the oracle's; each is
 /// the same whether the others are asked for or not, and that over floats side by side, whatever
-/// the rows are held as and however they lie: to the bit, but of 8 bits, whose queries have 16.
+/// the rows are held as and however they lie: to the bit, but in blocks, whose queries have 16
+/// bits.
 void is_the_oracles(const kvmeld::kv_head auto& head, const std::vector<float>& q,
                     double tolerance = 2e-5) {
   const index_t group = head.group(), n = head.length(), dim = head.dim();
   INFO("dim " << dim << ", " << n << " slots, group of " << group);
   const answer ours(head, q.data());
-  const bool codes = head.type().keys == kvmeld::storage::q8_0;
+  const bool codes = kvmeld::in_blocks(head.type().keys);
   const std::vector<float> seen = codes ? oracle::in_16_bits(q, dim) : q;
   const auto theirs = attend(fixtures::to_oracle(head), fixtures::to_mat(seen.data(), group, dim));
   double worst = 0, sum_off = 0;

@@ -11,7 +11,7 @@ TEST_CASE("two instruction sets have a function each", "[convert]") {
   CHECK(widening::of<0>() != widening::of<1>());
 }
 
-TEST_CASE("in each of them rows in 8 bits are attended to as one by one, to the bit", "[codes]") {
+TEST_CASE("in each of them rows in blocks are attended to as one by one, to the bit", "[codes]") {
   CHECK(widening::codes_as_one_by_one<0>());
   CHECK(widening::codes_as_one_by_one<1>());
 }

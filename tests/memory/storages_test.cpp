@@ -263,7 +263,7 @@ TEST_CASE("attention over blocks is that over the numbers that their formats say
     head.log_mass(3) = 1.5F;
     std::vector<float> out(static_cast<std::size_t>(group * values));
     kvmeld::attend(head, q.data(), out.data());
-    const auto seen = of_k == storage::q8_0 ? oracle::in_16_bits(q, dim) : q;
+    const auto seen = oracle::in_16_bits(q, dim);
     for (index_t g = 0; g < group; ++g) {
       std::vector<double> sum(static_cast<std::size_t>(values));
       double all = 0;

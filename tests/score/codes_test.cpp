@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Attention over rows in 8 bits: queries in 16 bits, products with codes in integers.
+// Attention over rows in blocks: queries in 16 bits, products with codes in integers.
 #include "support/codes.hpp"
 
 #include <catch2/catch.hpp>
@@ -66,13 +66,14 @@ TEST_CASE("as many queries go together as fit", "[codes]") {
   CHECK((rounded_queries::most(4095) == 1 && rounded_queries::most(4096) == 1));
 }
 
-TEST_CASE("products and sums of codes are the oracle's, and vectors' those of one by one",
-          "[codes]") {
+TEMPLATE_TEST_CASE("products and sums of codes are the oracle's, and vectors' those of one by one",
+                   "[codes]", kvmeld::q8_0, kvmeld::q4_0) {
+  constexpr int bits = std::same_as<TestType, kvmeld::q8_0> ? 8 : 4;
   for (const index_t dim : {1, 5, 31, 32, 33, 64, 80, 96, 128, 200, 257}) {
     for (const index_t queries : {1, 2, 3, 4, 7, 14}) {
       for (const index_t count : {1, 2, 3, 7, 8, 9, 15, 127, 128}) {
         CAPTURE(dim, queries, count);
-        codes_scene scene(dim, queries, count);
+        codes_scene<TestType> scene(dim, queries, count);
         CHECK(scene.as_one_by_one());
         const auto dots = scene.dots(), sums = scene.sums();
         std::vector<float> q;  // the test above is of these
@@ -84,11 +85,11 @@ TEST_CASE("products and sums of codes are the oracle's, and vectors' those of on
         for (index_t g = 0; g < queries; ++g) {
           std::vector<double> out(kvmeld::as_size(dim), 1.0), size = out;
           for (index_t s = 0; s < count; ++s) {
-            const auto bytes = [](const kvmeld::q8_0* row) {
+            const auto bytes = [](const TestType* row) {
               return reinterpret_cast<const std::byte*>(row);
             };
-            const auto k = oracle::blocks(bytes(keys[s]), 8, dim),
-                       v = oracle::blocks(bytes(values[s]), 8, dim);
+            const auto k = oracle::blocks(bytes(keys[s]), bits, dim),
+                       v = oracle::blocks(bytes(values[s]), bits, dim);
             const index_t at = g * kvmeld::score::tile_slots + s;
             double dot = 0, most = 0;
             for (index_t i = 0; i < dim; ++i) {
@@ -113,7 +114,7 @@ TEST_CASE("products and sums of codes are the oracle's, and vectors' those of on
 }
 
 TEST_CASE("the largest codes do not overflow, and an engine's -128 counts", "[codes]") {
-  codes_scene scene(128, 1, 9);
+  codes_scene<kvmeld::q8_0> scene(128, 1, 9);
   kvmeld::q8_0 block;
   block.scale = Eigen::half(2.0F);
   std::fill_n(block.codes, 32, std::int8_t{-128});
@@ -129,10 +130,11 @@ TEST_CASE("the largest codes do not overflow, and an engine's -128 counts", "[co
   CHECK(scene.as_one_by_one());
 }
 
-TEST_CASE("a block without a number makes its product and its sums NaN alone", "[codes]") {
-  codes_scene scene(64, 2, 12);
+TEMPLATE_TEST_CASE("a block without a number makes its product and its sums NaN alone", "[codes]",
+                   kvmeld::q8_0, kvmeld::q4_0) {
+  codes_scene<TestType> scene(64, 2, 12);
   for (const bool keys : {true, false}) {
-    const_cast<kvmeld::q8_0&>(scene.rows(keys)[10][1]).scale =
+    const_cast<TestType&>(scene.rows(keys)[10][1]).scale =
         std::numeric_limits<Eigen::half>::quiet_NaN();
   }
   const auto dots = scene.dots(), sums = scene.sums();

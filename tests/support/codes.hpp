@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Products and sums over rows in 8 bits, at the width of a vector against one by one, as the file
+// Products and sums over rows in blocks, at the width of a vector against one by one, as the file
 // sees them that includes this.
 #pragma once
 
@@ -14,6 +14,7 @@
 namespace {  // NOLINT(google-build-namespaces): one for each instruction set
 
 /// Rows `[count, dim]` of a cache, and as many queries and weights as a test names.
+template <kvmeld::block_scalar Block>
 struct codes_scene {
   kvmeld::index_t dim, queries, count;
   kvmeld::cache kv;
@@ -23,8 +24,9 @@ struct codes_scene {
       : dim(of_rows),
         queries(of_queries),
         count(slots),
-        kv({.kv_heads = 1, .key_dim = dim},
-           {.capacity = count, .keys = kvmeld::storage::q8_0, .values = kvmeld::storage::q8_0}),
+        kv({.kv_heads = 1, .key_dim = dim}, {.capacity = count,
+                                             .keys = kvmeld::storage_of<Block>,
+                                             .values = kvmeld::storage_of<Block>}),
         q(draw(queries * dim)),
         p(draw(queries * kvmeld::score::tile_slots)) {
     kv.append(kv.heads(0, 0), draw(count * dim), draw(count * dim), count);
@@ -33,7 +35,7 @@ struct codes_scene {
     }
   }
 
-  kvmeld::score::code_rows rows(bool keys) {
+  kvmeld::score::code_rows<Block> rows(bool keys) {
     const kvmeld::head_ref head = kv.head(0);
     return {head, 0, count,
             [&](kvmeld::index_t s) { return keys ? head.keys_from(s) : head.values_from(s); }};
@@ -59,7 +61,7 @@ struct codes_scene {
 
   /// Are they those of one row and one block after the other, to the bit?
   bool as_one_by_one() {
-    constexpr kvmeld::index_t next = kvmeld::score::tile_slots, block = kvmeld::q8_0::size;
+    constexpr kvmeld::index_t next = kvmeld::score::tile_slots, block = Block::size;
     const auto keys = rows(true), values = rows(false);
     const auto in_16_bits = rounded();
     std::vector<float> expected_dots(dots().size()), expected_sums(sums().size(), 1.0F);

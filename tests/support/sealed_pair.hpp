@@ -94,7 +94,7 @@ struct pair {
       for (index_t h = 0; h < kv_heads_of; ++h) {
         const auto of_head = q.begin() + h * group * dim;
         floats queries(of_head, of_head + group * dim);
-        if (kv.type().keys == kvmeld::storage::q8_0) {
+        if (kvmeld::in_blocks(kv.type().keys)) {
           queries = oracle::in_16_bits(queries, dim);
         }
         const auto seen = oracle::attend(full[static_cast<std::size_t>(h)],

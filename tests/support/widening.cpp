@@ -19,7 +19,8 @@ bool codes_as_one_by_one<KVMELD_SET>() {
   bool all = true;
   for (const kvmeld::index_t dim : {5, 80, 161}) {
     for (const kvmeld::index_t queries : {1, 2, 4, 7}) {
-      all = all && codes_scene(dim, queries, 61).as_one_by_one();
+      all = all && codes_scene<kvmeld::q8_0>(dim, queries, 61).as_one_by_one() &&
+            codes_scene<kvmeld::q4_0>(dim, queries, 61).as_one_by_one();
     }
   }
   return all;

@@ -45,7 +45,8 @@ struct q8_0 {
   Eigen::half scale = {};
   std::int8_t codes[size] = {};
 
-  float operator[](index_t i) const { return static_cast<float>(codes[i]) * scale_as_float(); }
+  int code(index_t i) const { return codes[i]; }
+  float operator[](index_t i) const { return static_cast<float>(code(i)) * scale_as_float(); }
   float scale_as_float() const { return detail::half_bits_to_float(scale.x); }
   /// All of them, `x [size]`.
   EIGEN_STRONG_INLINE void to_floats(float* x) const {
@@ -94,9 +95,8 @@ struct q4_0 {
   Eigen::half scale = {};
   std::uint8_t codes[size / 2] = {};  ///< numbers `i` (lower 4 bits) and `i + 16`
 
-  float operator[](index_t i) const {
-    return number(codes[i % (size / 2)] >> (i < size / 2 ? 0 : 4), scale_as_float());
-  }
+  int code(index_t i) const { return (codes[i % (size / 2)] >> (i < size / 2 ? 0 : 4) & 15) - 8; }
+  float operator[](index_t i) const { return static_cast<float>(code(i)) * scale_as_float(); }
   float scale_as_float() const { return detail::half_bits_to_float(scale.x); }
   EIGEN_STRONG_INLINE void to_floats(float* x) const {
     const float by = scale_as_float();

@@ -19,7 +19,7 @@
 namespace kvmeld::inline v0 {
 namespace score {
 
-/// Floats that stay in the nearest cache; in blocks of 8 bits all that are swept do.
+/// Floats that stay in the nearest cache; in blocks all that are swept do.
 inline constexpr index_t near_floats = detail::row_floats;
 inline constexpr index_t swept_floats = 16384;
 
@@ -83,7 +83,7 @@ struct log_mass_of {
 ///
 /// with the model's soft cap, slopes, window and sinks (`attention_spec`), the queries at the
 /// newest position; in one sweep over keys and values for up to 16 query heads; nothing is
-/// allocated. Over keys in q8_0 a query is rounded to 16 bits, by 1/32,767 of its largest
+/// allocated. Over keys in blocks a query is rounded to 16 bits, by 1/32,767 of its largest
 /// number at most, and a sweep has as many queries as 4,096 numbers hold. A mass function that caps
 /// logits itself says so: `static constexpr bool caps = true`; one that takes a third argument is
 /// given the query, `const float* [dim]`.
@@ -114,8 +114,7 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
   alignas(detail::vector_bytes) float mass[score::sweep_group][score::tile_slots];
   const float lowest = -std::numeric_limits<float>::infinity();
   // Codes lie side by side in every layout.
-  const bool key_codes = head.type().keys == storage::q8_0,
-             value_codes = head.type().values == storage::q8_0;
+  const bool key_codes = in_blocks(head.type().keys), value_codes = in_blocks(head.type().values);
   const storage keys_as = detail::read_as(head.type().keys, head.even_keys()),
                 values_as = detail::read_as(head.type().values, head.even_values());
   // What is read where it lies, not from the buffer, is read page by page.
@@ -152,9 +151,11 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
       const index_t count = std::min(rows, n - first);
       if (key_codes) {
         const auto in_half = newest.among(first, count);
-        const score::code_rows keys(
-            head, first, count, [&](index_t s) { return head.keys_from(s); }, in_half);
-        score::qk_codes(rounded, keys, mass[0], score::tile_slots);
+        score::with_block(head.type().keys, [&]<class Block>(Block) {
+          const score::code_rows<Block> keys(
+              head, first, count, [&](index_t s) { return head.keys_from(s); }, in_half);
+          score::qk_codes(rounded, keys, mass[0], score::tile_slots);
+        });
         if (!in_half.empty()) {
           score::qk_newest(head, in_half, first, queries, heads, buffer, mass[0],
                            score::tile_slots);
@@ -198,9 +199,11 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
       }
       if (value_codes) {
         const auto in_half = newest.among(first, count);
-        const score::code_rows values(
-            head, first, count, [&](index_t s) { return head.values_from(s); }, in_half);
-        score::pv_codes(mass[0], score::tile_slots, heads, values, of_v, outputs);
+        score::with_block(head.type().values, [&]<class Block>(Block) {
+          const score::code_rows<Block> values(
+              head, first, count, [&](index_t s) { return head.values_from(s); }, in_half);
+          score::pv_codes(mass[0], score::tile_slots, heads, values, of_v, outputs);
+        });
         if (!in_half.empty()) {
           score::pv_newest(head, in_half, first, mass[0], score::tile_slots, heads, buffer,
                            outputs);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-/// Attention over rows in q8_0, and the instructions for it. They are AVX2's: in a program for
-/// every x86-64 on Linux the processor is queried when it runs. Elsewhere loops compute the same
-/// bits.
+/// Attention over rows in blocks (q8_0, q4_0), and the instructions for it. They are AVX2's: in a
+/// program for every x86-64 on Linux the processor is queried when it runs. Elsewhere loops compute
+/// the same bits.
 #pragma once
 
 #include <Eigen/Core>
@@ -93,8 +93,18 @@ class newest_slots {
   index_t slots_[most + 1];
 };
 
+/// Calls `use` with a block of `type`, which is in blocks.
+EIGEN_ALWAYS_INLINE void with_block(storage type, const auto& use) {
+  if (type == storage::q8_0) {
+    use(q8_0{});
+  } else {
+    use(q4_0{});
+  }
+}
+
 /// Where the rows of a tile begin, in one page or several, and those that follow it. Of the newest,
 /// which lie elsewhere in half, zeros: `qk_newest` and `pv_newest` add them.
+template <block_scalar Block>
 class code_rows {
  public:
   /// Of `count` slots from `first` on; `from(s)`: those of a page from slot `s` on.
@@ -103,12 +113,12 @@ class code_rows {
             std::span<const index_t> newest = {})
       : count_(count) {
     const index_t known = std::min(count + ahead, head.length() - first);
-    const q8_0* last = zeros;
+    const Block* last = zeros;
     for (index_t i = 0; i < known;) {
       const head_rows page = from(first + i);
       const index_t end = std::min(known, i + head.rows_from(first + i));
       for (index_t r = 0; i < end; ++i, ++r) {
-        rows_[i] = last = reinterpret_cast<const q8_0*>(page.data + r * page.row);
+        rows_[i] = last = reinterpret_cast<const Block*>(page.data + r * page.row);
       }
     }
     std::fill(rows_ + known, rows_ + count + ahead, last);
@@ -118,13 +128,13 @@ class code_rows {
   }
 
   index_t count() const { return count_; }
-  const q8_0* operator[](index_t s) const { return rows_[s]; }
+  const Block* operator[](index_t s) const { return rows_[s]; }
   /// Fetches `blocks` of the row that is read some rows after `s`. For several queries: with one,
   /// rows are read so fast, and in order, that processors fetch them better by themselves.
   EIGEN_ALWAYS_INLINE void fetch(index_t s, index_t blocks) const {
     constexpr std::ptrdiff_t line = 64;
     const auto* const row = reinterpret_cast<const std::byte*>(rows_[s + ahead]);
-    const std::ptrdiff_t bytes = blocks * std::ptrdiff_t{sizeof(q8_0)};
+    const std::ptrdiff_t bytes = blocks * std::ptrdiff_t{sizeof(Block)};
     std::ptrdiff_t i = 0;
     do {  // the last line is mostly the next row's first
       Eigen::internal::prefetch(row + i);
@@ -134,9 +144,9 @@ class code_rows {
 
  private:
   static constexpr index_t ahead = 32;
-  inline static const q8_0 zeros[detail::row_floats / q8_0::size] = {};
+  inline static const Block zeros[detail::row_floats / Block::size] = {};
 
-  const q8_0* rows_[tile_slots + ahead];
+  const Block* rows_[tile_slots + ahead];
   index_t count_;
 };
 
@@ -151,7 +161,7 @@ KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m256 multiply_add_vectors(__m256 x, __m
 }
 
 /// The scale of a block, eight times.
-KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m256 scales_of(const q8_0& block) {
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m256 scales_of(const block_scalar auto& block) {
   return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(block.scale.x)));
 }
 #endif
@@ -219,13 +229,14 @@ inline namespace KVMELD_INSTRUCTIONS {
 
 /// `q · k / scale`. The products of a block are summed in integers of 32 bits, numbers `i` of it in
 /// the `i / 2 % 8`th of eight sums.
-inline float dot_codes(const std::int16_t* q, const q8_0* k, index_t blocks) {
+template <block_scalar Block>
+float dot_codes(const std::int16_t* q, const Block* k, index_t blocks) {
   float sum[8] = {};
-  for (index_t b = 0; b < blocks; ++b, q += q8_0::size) {
+  for (index_t b = 0; b < blocks; ++b, q += Block::size) {
     const float scale = k[b].scale_as_float();
-    std::int32_t products[q8_0::size];  // of less than 2²²
-    for (index_t i = 0; i < q8_0::size; ++i) {
-      products[i] = std::int32_t{q[i]} * k[b].codes[i];
+    std::int32_t products[Block::size];  // of less than 2²²
+    for (index_t i = 0; i < Block::size; ++i) {
+      products[i] = std::int32_t{q[i]} * k[b].code(i);
     }
     for (index_t i = 0; i < 8; ++i) {
       const std::int32_t* const x = products + std::ptrdiff_t{2} * i;
@@ -236,18 +247,27 @@ inline float dot_codes(const std::int16_t* q, const q8_0* k, index_t blocks) {
 }
 
 #ifdef KVMELD_AVX2_TARGET
-/// 16 codes in 16 bits each.
-KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m256i wide_codes(const std::int8_t* codes) {
-  return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+/// Codes of 4 bits as numbers of 8: those in the lower halves of `pairs`, or in the upper ones.
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m128i lower_or_upper(__m128i pairs, bool upper) {
+  const __m128i codes = _mm_and_si128(upper ? _mm_srli_epi16(pairs, 4) : pairs, _mm_set1_epi8(15));
+  return _mm_sub_epi8(codes, _mm_set1_epi8(8));
+}
+/// The first 16 codes of a block, or the last.
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m128i half_of_codes(const q8_0& block, bool last) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(block.codes + (last ? 16 : 0)));
+}
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m128i half_of_codes(const q4_0& block, bool last) {
+  return lower_or_upper(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block.codes)), last);
 }
 
 /// The 32 products of a block, in eight sums.
-KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m256i products_of(const q8_0& block,
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m256i products_of(const block_scalar auto& block,
                                                            const std::int16_t* q) {
   const auto* const x = reinterpret_cast<const __m256i*>(q);
-  return _mm256_add_epi32(
-      _mm256_madd_epi16(wide_codes(block.codes), _mm256_load_si256(x)),
-      _mm256_madd_epi16(wide_codes(block.codes + 16), _mm256_load_si256(x + 1)));
+  const __m256i first = _mm256_cvtepi8_epi16(half_of_codes(block, false)),
+                last = _mm256_cvtepi8_epi16(half_of_codes(block, true));
+  return _mm256_add_epi32(_mm256_madd_epi16(first, _mm256_load_si256(x)),
+                          _mm256_madd_epi16(last, _mm256_load_si256(x + 1)));
 }
 
 /// The sum of each of eight packets.
@@ -259,9 +279,9 @@ KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m256 sums_of(const __m256* x) {
 
 /// `dots[g][r] = q_g · k_r / scale_g` of `Q` queries from `first` on and `R` keys from `s` on: as
 /// `dot_codes`, to the bit. One key is read after the other, as memory is fetched best.
-template <index_t Q, index_t R>
+template <index_t Q, index_t R, class Block>
 KVMELD_AVX2_TARGET KVMELD_NOINLINE void dot_block_of_codes(const rounded_queries& q, index_t first,
-                                                           const code_rows& keys, index_t s,
+                                                           const code_rows<Block>& keys, index_t s,
                                                            float* dots, std::ptrdiff_t next) {
   __m256 sum[8];
   KVMELD_UNROLL_EARLY
@@ -270,7 +290,7 @@ KVMELD_AVX2_TARGET KVMELD_NOINLINE void dot_block_of_codes(const rounded_queries
   }
   KVMELD_UNROLL_EARLY
   for (index_t r = 0; r < R; ++r) {
-    const q8_0* const key = keys[s + r];
+    const Block* const key = keys[s + r];
     if (Q > 1 && first == 0) {
       keys.fetch(s + r, q.blocks());
     }
@@ -292,9 +312,10 @@ KVMELD_AVX2_TARGET KVMELD_NOINLINE void dot_block_of_codes(const rounded_queries
 }
 
 /// ... of all keys.
-template <index_t Q>
+template <index_t Q, class Block>
 KVMELD_AVX2_TARGET void dot_all_codes(const rounded_queries& q, index_t first,
-                                      const code_rows& keys, float* dots, std::ptrdiff_t next) {
+                                      const code_rows<Block>& keys, float* dots,
+                                      std::ptrdiff_t next) {
   constexpr index_t together = 8 / Q;
   index_t s = 0;
   for (; s + together <= keys.count(); s += together) {
@@ -307,8 +328,9 @@ KVMELD_AVX2_TARGET void dot_all_codes(const rounded_queries& q, index_t first,
 #endif
 
 /// `dots [queries, next] = q [queries, dim] · keysᵀ`, the first `keys.count()` of each row.
-inline void qk_codes(const rounded_queries& q, const code_rows& keys, float* dots,
-                     std::ptrdiff_t next) {
+template <class Block>
+void qk_codes(const rounded_queries& q, const code_rows<Block>& keys, float* dots,
+              std::ptrdiff_t next) {
   index_t g = 0;
 #ifdef KVMELD_AVX2_TARGET
   if (runs_avx2()) {
@@ -329,15 +351,16 @@ inline void qk_codes(const rounded_queries& q, const code_rows& keys, float* dot
 }
 
 /// `out += Σ_s p_s v_s`, `numbers` of block `b`.
-inline void sum_codes(const float* p, const code_rows& values, index_t b, index_t numbers,
-                      float* out) {
-  float sum[q8_0::size] = {};
+template <class Block>
+void sum_codes(const float* p, const code_rows<Block>& values, index_t b, index_t numbers,
+               float* out) {
+  float sum[Block::size] = {};
   std::copy_n(out, numbers, sum);
   for (index_t s = 0; s < values.count(); ++s) {
-    const q8_0& block = values[s][b];
+    const Block& block = values[s][b];
     const float weight = p[s] * block.scale_as_float();
-    for (index_t i = 0; i < q8_0::size; ++i) {
-      sum[i] = detail::multiply_add(weight, static_cast<float>(block.codes[i]), sum[i]);
+    for (index_t i = 0; i < Block::size; ++i) {
+      sum[i] = detail::multiply_add(weight, static_cast<float>(block.code(i)), sum[i]);
     }
   }
   std::copy_n(sum, numbers, out);
@@ -350,13 +373,21 @@ KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void load_vector(const float* x, __m256& 
 KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void store_vector(__m256 x, float* y) {
   _mm256_storeu_ps(y, x);
 }
-KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void weigh_scale(const q8_0& block, float weight,
-                                                        __m256& scales) {
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void weigh_scale(const block_scalar auto& block,
+                                                        float weight, __m256& scales) {
   scales = _mm256_mul_ps(scales_of(block), _mm256_set1_ps(weight));
 }
-KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void widen_codes(const std::int8_t* codes, __m256& numbers) {
-  const __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
-  numbers = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x));
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m128i eight_codes(const q8_0& block, index_t i) {
+  return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block.codes + std::ptrdiff_t{8} * i));
+}
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m128i eight_codes(const q4_0& block, index_t i) {
+  const auto* const pairs = block.codes + std::ptrdiff_t{8} * (i % 2);
+  return lower_or_upper(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(pairs)), i >= 2);
+}
+/// The `i`-th vector of a block's codes.
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void widen_codes(const block_scalar auto& block, index_t i,
+                                                        __m256& numbers) {
+  numbers = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight_codes(block, i)));
 }
 #ifdef __AVX512F__
 KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void load_vector(const float* x, __m512& y) {
@@ -368,14 +399,14 @@ KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void store_vector(__m512 x, float* y) {
 KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m512 multiply_add_vectors(__m512 x, __m512 y, __m512 z) {
   return _mm512_fmadd_ps(x, y, z);
 }
-KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void weigh_scale(const q8_0& block, float weight,
-                                                        __m512& scales) {
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void weigh_scale(const block_scalar auto& block,
+                                                        float weight, __m512& scales) {
   const __m128 scale = _mm_cvtph_ps(_mm_set1_epi16(static_cast<short>(block.scale.x)));
   scales = _mm512_mul_ps(_mm512_broadcastss_ps(scale), _mm512_set1_ps(weight));
 }
-KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void widen_codes(const std::int8_t* codes, __m512& numbers) {
-  const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
-  numbers = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x));
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void widen_codes(const block_scalar auto& block, index_t i,
+                                                        __m512& numbers) {
+  numbers = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(half_of_codes(block, i == 1)));
 }
 #endif
 
@@ -395,13 +426,13 @@ struct number_vector<1> {
 
 /// `out_g += Σ_s p_gs v_s` of `Q` queries, `B` whole blocks from `b` on: as `sum_codes`, to the
 /// bit.
-template <index_t Q, index_t B>
+template <index_t Q, index_t B, class Block>
 KVMELD_AVX2_TARGET KVMELD_NOINLINE void sum_blocks_of_codes(const float* p, std::ptrdiff_t next,
-                                                            const code_rows& values, index_t blocks,
-                                                            index_t b, bool fetches, float* out,
-                                                            std::ptrdiff_t query) {
+                                                            const code_rows<Block>& values,
+                                                            index_t blocks, index_t b, bool fetches,
+                                                            float* out, std::ptrdiff_t query) {
   using vector = typename number_vector<Q>::type;
-  constexpr index_t in_each = sizeof(vector) / sizeof(float), vectors = q8_0::size / in_each;
+  constexpr index_t in_each = sizeof(vector) / sizeof(float), vectors = Block::size / in_each;
   vector sum[Q][B * vectors];
   KVMELD_UNROLL_EARLY
   for (index_t g = 0; g < Q; ++g) {
@@ -416,7 +447,7 @@ KVMELD_AVX2_TARGET KVMELD_NOINLINE void sum_blocks_of_codes(const float* p, std:
     }
     KVMELD_UNROLL_EARLY
     for (index_t c = 0; c < B; ++c) {
-      const q8_0& block = values[s][b + c];
+      const Block& block = values[s][b + c];
       vector weight[Q], numbers;
       KVMELD_UNROLL_EARLY
       for (index_t g = 0; g < Q; ++g) {
@@ -424,7 +455,7 @@ KVMELD_AVX2_TARGET KVMELD_NOINLINE void sum_blocks_of_codes(const float* p, std:
       }
       KVMELD_UNROLL_EARLY
       for (index_t i = 0; i < vectors; ++i) {
-        widen_codes(block.codes + std::ptrdiff_t{i} * in_each, numbers);
+        widen_codes(block, i, numbers);
         KVMELD_UNROLL_EARLY
         for (index_t g = 0; g < Q; ++g) {
           vector& x = sum[g][c * vectors + i];
@@ -443,38 +474,39 @@ KVMELD_AVX2_TARGET KVMELD_NOINLINE void sum_blocks_of_codes(const float* p, std:
 }
 
 /// ... of all whole blocks, as many at once as 16 sums hold.
-template <index_t Q>
-KVMELD_AVX2_TARGET void sum_all_codes(const float* p, std::ptrdiff_t next, const code_rows& values,
-                                      index_t blocks, bool fetches, float* out,
-                                      std::ptrdiff_t query) {
+template <index_t Q, class Block>
+KVMELD_AVX2_TARGET void sum_all_codes(const float* p, std::ptrdiff_t next,
+                                      const code_rows<Block>& values, index_t blocks, bool fetches,
+                                      float* out, std::ptrdiff_t query) {
   constexpr index_t most = sizeof(typename number_vector<Q>::type) / Q / 8,
                     together = most > 4 ? 4 : most;
   index_t b = 0;
   for (; b + together <= blocks; b += together) {
     sum_blocks_of_codes<Q, together>(p, next, values, blocks, b, fetches && b == 0,
-                                     out + std::ptrdiff_t{b} * q8_0::size, query);
+                                     out + std::ptrdiff_t{b} * Block::size, query);
   }
   for (; b < blocks; ++b) {
     sum_blocks_of_codes<Q, 1>(p, next, values, blocks, b, fetches && b == 0,
-                              out + std::ptrdiff_t{b} * q8_0::size, query);
+                              out + std::ptrdiff_t{b} * Block::size, query);
   }
 }
 #endif
 
 /// `out [queries, dim] += p [queries, next] · values`, of the first `values.count()` of each row.
-inline void pv_codes(const float* p, std::ptrdiff_t next, index_t queries, const code_rows& values,
-                     index_t dim, float* out) {
+template <class Block>
+void pv_codes(const float* p, std::ptrdiff_t next, index_t queries, const code_rows<Block>& values,
+              index_t dim, float* out) {
   index_t b = 0;
 #ifdef KVMELD_AVX2_TARGET
   if (runs_avx2()) {
-    b = dim / q8_0::size;  // what is no whole block is left
+    b = dim / Block::size;  // what is no whole block is left
     in_groups(queries, [&]<index_t Q>(index_t g) {
       sum_all_codes<Q>(p + g * next, next, values, b, g == 0, out + std::ptrdiff_t{g} * dim, dim);
     });
   }
 #endif
-  for (; b * q8_0::size < dim; ++b) {
-    const index_t begin = b * q8_0::size, numbers = std::min(dim - begin, q8_0::size);
+  for (; b * Block::size < dim; ++b) {
+    const index_t begin = b * Block::size, numbers = std::min(dim - begin, Block::size);
     for (index_t g = 0; g < queries; ++g) {
       sum_codes(p + g * next, values, b, numbers, out + std::ptrdiff_t{g} * dim + begin);
     }
