@@ -245,6 +245,18 @@ TEST_CASE("a head emptied by hand and filled again is refused until it is cleare
   e.refuses("end_prompt: expected head 0 as it was left", [&] { e.meld.end_prompt(0); });
 }
 
+TEST_CASE("a prompt does not end before every layer has all of it", "[open][errors]") {
+  const auto refused = "end_prompt: expected as many tokens in every layer, got 30 in head 0 and ";
+  engine e({.slots = 20});
+  e.measure(0, tokens);
+  e.refuses(refused + std::string("0 in head 4"), [&] { e.meld.end_prompt(0); });
+  e.measure(1, tokens - 1);
+  e.refuses(refused + std::string("29 in head 4"), [&] { e.meld.end_prompt(0); });
+  e.measure(1, 1), e.meld.end_prompt(0);
+  CHECK(e.kv.head(4).length() == 20);
+  CHECK_NOTHROW(e.meld.end_prompt(1));  // no layer of it has any
+}
+
 TEST_CASE("each layer takes a token once, and in its order", "[open][errors]") {
   const auto refused = Catch::Contains("expected each token once in every layer");
   engine e;

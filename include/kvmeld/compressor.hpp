@@ -102,13 +102,14 @@ class compressor {
   /// has brought there already stay as they are. Scratch of the prompt is given back.
   /// Where a model's heads are split over processes, a shared budget is divided as in one: each
   /// process calls with the `group`, whose `gather` is called once, and only if budgets are shared.
-  /// Refused: a request that is not there, a policy that needs queries and was given none; with a
-  /// group `budget::same_tokens` and `fold::leverage_exponent` (`unsupported`), messages that are
-  /// not of the same layers.
+  /// Refused: a request that is not there, heads without equally many tokens, a policy that needs
+  /// queries and was given none; with a group `budget::same_tokens` and `fold::leverage_exponent`
+  /// (`unsupported`), messages that are not of the same layers.
   template <executor E = serial>
   void end_prompt(index_t request, const E& run = {}, const process_group& group = {}) {
     const std::vector<index_t> heads = open_.of_request("end_prompt", request);
     open_.admit("end_prompt", heads, open::last_of_prompt);
+    open_.expect_equal_tokens("end_prompt", heads);
     const index_t workers = detail::workers_of("end_prompt", run);
     open_.gather("end_prompt", heads);
     const std::vector<index_t> slots = prompt_slots(heads, group);

@@ -200,6 +200,9 @@ class open_heads {
   /// Plans a head's prompt on what was kept of its queries, and holds it to `slots` from now on.
   /// A policy that throws once its plan was carried out has ended the prompt.
   void finish(index_t h, index_t slots, workspace& work);
+  /// Refused: heads that have not been given equally many tokens, as where a layer lacks the
+  /// prompt.
+  void expect_equal_tokens(const char* call, const head_selection& chosen) const;
   /// Before head `h` is brought to budget `b`.
   void expect_prompt(const char* call, index_t h, const budget& b) const;
   /// Refuses a step that some heads have not made, and names them.
@@ -383,6 +386,16 @@ void open_heads<P>::finish(index_t h, index_t slots, workspace& work) {
     declared(p).after_compress(head, one.state, slots);
   });
   give_back(h, one.limit.trigger_length());
+}
+
+template <policy P>
+void open_heads<P>::expect_equal_tokens(const char* call, const head_selection& chosen) const {
+  const index_t tokens = kv.head(chosen[0]).next_position();
+  for (index_t i = 1; i < chosen.count(); ++i) {
+    const index_t got = kv.head(chosen[i]).next_position();
+    expects(got == tokens, call, ": expected as many tokens in every layer, got ", tokens,
+            " in head ", chosen[0], " and ", got, " in head ", chosen[i]);
+  }
 }
 
 template <policy P>
