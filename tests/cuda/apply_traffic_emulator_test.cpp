@@ -79,7 +79,7 @@ void check_long_row(const cache_case& c, index_t count) {
     CHECK(counted.sectors(plane) <= 1);
   }
   CHECK(counted.bank_conflicts == 0);
-  // 64 KiB of a block's are on their way, and it waits once for every four sources of its lanes.
+  // 64 KiB of a block's are in flight, and it waits once for every four sources of its lanes.
   CHECK(counted.copies_at_once * 16 * 256 == std::size_t{64} << 10);
   const index_t chunks = ceiling(count, 256 / Lanes);
   CHECK(counted.waits <= static_cast<std::size_t>(ceiling(members, 4 * 256 / Lanes) + chunks + 2));
@@ -88,7 +88,7 @@ void check_long_row(const cache_case& c, index_t count) {
   CHECK(counted.barriers <= blocks * (chunks + 3 + 2) + 3 * ceiling(count, 1024) + 2);
 }
 
-TEST_CASE("a row of very many sources has 64 KiB a block on their way") {
+TEST_CASE("a row of very many sources has 64 KiB a block in flight") {
   check_long_row<4>({.heads = 1, .capacity = 1500, .dim = 128}, 200);
   check_long_row<16>({.heads = 1, .capacity = 700, .dim = 256}, 100);
 }

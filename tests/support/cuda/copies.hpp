@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// Copies to shared memory that one thread of the CUDA emulator has on their way.
+/// Copies to shared memory that one thread of the CUDA emulator has in flight.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ class copies {
     groups_.push_back(std::move(open_));
     open_.clear();
   }
-  /// Until at most `groups` are on their way.
+  /// Until at most `groups` are in flight.
   void wait(std::size_t groups) {
     ++waits_;
     if (traffic::current != nullptr) {

@@ -53,7 +53,7 @@ class traffic {
   std::int64_t barriers = 0;        ///< of blocks
   index_t launches = 0;             ///< of grids that are not empty
   std::int64_t blocks = 0;          ///< of all of them
-  /// Of the thread that has most of them: copies of 16 bytes on their way at once, and times that a
+  /// Of the thread that has most of them: copies of 16 bytes in flight at once, and times that a
   /// thread waited for copies.
   std::size_t copies_at_once = 0, waits = 0;
 
