@@ -151,7 +151,7 @@ inline std::string bytes_picture(const std::vector<row>& rows) {
                                   "set ytics (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, "
                                   "0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)",
                                   0.8 * *values.begin(), 1.25 * *values.rbegin());
-    const double left = 0.06 + pitch * static_cast<double>(k);
+    const double left = 0.07 + pitch * static_cast<double>(k);
     script += plot_panel(evicting, panels[k], k, policies, left, left + pitch - 0.06,
                          fmt::format("{}\nset title '{}' offset 0,-0.4\n{}", axis, panels[k].title,
                                      frontier(rows, panels[k]))) +

@@ -77,14 +77,36 @@ inline std::vector<std::string> by_error(const std::vector<row>& rows,
 /// So many policies are in colour.
 inline constexpr std::size_t coloured = 7;
 
+/// The colour of each of the first `count` policies, by number: those that most pictures show have
+/// the same in all of them, others the first that is free.
+inline std::vector<std::size_t> colours_of(const std::vector<std::string>& policies,
+                                           std::size_t count) {
+  constexpr std::array known = {"fold", "fold+equal", "kvzip", "h2o", "keepkv", "snapkv"};
+  std::vector<std::size_t> colours(count, coloured);
+  std::set<std::size_t> taken;
+  for (const bool own : {true, false}) {
+    for (std::size_t i = 0; i < count; ++i) {
+      auto c = static_cast<std::size_t>(std::ranges::find(known, policies[i]) - known.begin());
+      if (own == (c < known.size())) {
+        for (c = own ? c : 0; taken.contains(c);) {
+          ++c;
+        }
+        taken.insert(colours[i] = c);
+      }
+    }
+  }
+  return colours;
+}
+
 /// Line styles of `policies`, the last one that of all that are not in colour, and their names.
 inline std::string styles(const std::vector<std::string>& policies, int width, int height) {
   const std::size_t count = std::min(policies.size(), coloured);
+  const auto colours = colours_of(policies, count);
   std::string script;
   for (std::size_t i = 0; i < count; ++i) {
     script +=
         fmt::format("set style line {} linecolor '{}' linewidth 2.5 pointtype {} pointsize 0.8\n",
-                    i + 1, colour(i), std::array{7, 5, 9, 11, 13, 15, 3}[i]);
+                    i + 1, colour(colours[i]), std::array{7, 5, 9, 11, 13, 15, 3}[colours[i]]);
   }
   script += fmt::format("set style line {} linecolor '#cccccc' linewidth 1.2 pointtype 0\n",
                         coloured + 1);

@@ -27,6 +27,15 @@ TEST_CASE("the best of every panel come first in the picture by bytes") {
   }
 }
 
+TEST_CASE("policies that most pictures show have the same colour in each") {
+  using evaluate::colours_of;
+  using order = std::vector<std::size_t>;
+  CHECK(colours_of({"fold", "x", "y"}, 3) == order{0, 1, 2});
+  CHECK(colours_of({"x", "y", "fold", "z"}, 4) == order{1, 2, 0, 3});
+  CHECK(colours_of({"snapkv", "a", "b", "c", "d", "e", "f"}, 7) == order{5, 0, 1, 2, 3, 4, 6});
+  CHECK(colours_of({"h2o", "fold", "a"}, 2) == order{3, 0});
+}
+
 TEST_CASE(
     "a frontier steps through what none beats with as few bytes, and full caches are marked") {
   evaluate::line_panel p{&evaluate::row::kl, "", {}};
