@@ -213,7 +213,13 @@ TEST_CASE("a prompt's chunk is appended and attended, and measured then") {
   e.refuses("attend: expected finite rows, got NaN or Inf in head 1", [&] {
     e.meld.attend(e.at(0), {bad.q, bad.k, bad.v}, bad.out, 2);
   });
-  e.meld.end_prompt(0), by_hand.meld.end_prompt(0);
+  const index_t all = e.kv.head(0).length();
+  const rows other(all);
+  for (engine* const one : {&e, &by_hand}) {
+    one->kv.append(one->at(1), other.k, other.v, all);
+    one->meld.prompt(one->at(1), kvmeld::queries(other.q, all, e.spec));
+    one->meld.end_prompt(0);
+  }
   CHECK(e.everything() == by_hand.everything());
 }
 
@@ -246,7 +252,7 @@ TEST_CASE("a head emptied by hand and filled again is refused until it is cleare
 }
 
 TEST_CASE("a prompt does not end before every layer has all of it", "[open][errors]") {
-  const auto refused = "end_prompt: expected as many tokens in every layer, got 30 in head 0 and ";
+  const auto refused = "end_prompt: expected as many tokens in every head, got 30 in head 0 and ";
   engine e({.slots = 20});
   e.measure(0, tokens);
   e.refuses(refused + std::string("0 in head 4"), [&] { e.meld.end_prompt(0); });

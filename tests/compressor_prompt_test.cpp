@@ -231,7 +231,10 @@ TEST_CASE("compressor: what cannot be is refused by name, and changes nothing") 
       "heads of one layer and request, got heads 1 and 2");
   refused([&] { meld.prompt(kvmeld::head_range{7, 2}, kvmeld::queries(q, 40, layer_spec)); }, "7");
   refused([&] { meld.end_prompt(2); }, "a request of 0 to 1, got 2");
-  refused([&] { meld.end_prompt(0); }, "expected the prompt's queries");
+  refused([&] { meld.end_prompt(0); }, "as many tokens in every head, got 40 in head 0 and 0 in");
+  prompt.append(kv, 0, 1, 0, 40), prompt.append(kv, 1, 1, 0, 40);
+  refused([&] { meld.end_prompt(1); }, "expected the prompt's queries");
+  meld.clear(1);
   CHECK(kv.head(0).length() == 40);
   meld.prompt(heads, kvmeld::queries(q, 40, layer_spec));
   std::vector<float> out(kv_heads_of * group * dim), row(kv_heads_of * dim);

@@ -298,7 +298,8 @@ TEST_CASE("heads of the same tokens: what cannot be is refused, and changes noth
   }
   read(meld, kv, prompt_rows(20), 1, 20);
   kv.head(2).push(x.k.data(), x.v.data());
-  CHECK_THROWS_WITH(meld.end_prompt(1), Contains("end_prompt: expected all heads of each layer"));
+  CHECK_THROWS_WITH(meld.end_prompt(1),
+                    Contains("end_prompt: expected as many tokens in every head"));
 }
 
 TEST_CASE("heads of the same tokens: a windowed head stands in for none of a layer", "[errors]") {

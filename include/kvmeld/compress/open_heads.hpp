@@ -393,7 +393,7 @@ void open_heads<P>::expect_equal_tokens(const char* call, const head_selection& 
   const index_t tokens = kv.head(chosen[0]).next_position();
   for (index_t i = 1; i < chosen.count(); ++i) {
     const index_t got = kv.head(chosen[i]).next_position();
-    expects(got == tokens, call, ": expected as many tokens in every layer, got ", tokens,
+    expects(got == tokens, call, ": expected as many tokens in every head, got ", tokens,
             " in head ", chosen[0], " and ", got, " in head ", chosen[i]);
   }
 }
