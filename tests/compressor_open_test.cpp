@@ -375,7 +375,7 @@ TEST_CASE("drafted rows that no step would take are refused, and no head is apar
 }
 
 /// An executor that would run nothing.
-struct nobody {
+struct runs_nothing {
   index_t count;
   index_t workers() const { return count; }
   template <class F>
@@ -386,7 +386,7 @@ TEST_CASE("an executor without workers is refused by every call that takes one",
   for (const index_t count : {0, -1}) {
     engine e;
     rows x(1);
-    const nobody none{count};
+    const runs_nothing none{count};
     const auto refused = [&](const char* call, const std::function<void()>& f) {
       e.refuses(std::string(call) + ": expected an executor of at least 1 worker, got " +
                     std::to_string(count),

@@ -214,7 +214,7 @@ TEST_CASE("compressor: tokens are taken back by drafts, not by lengths once slot
     head.restore(1, 1);  // in order still: the state alone is ahead
     const auto refused = Catch::Contains("expected head 0 as it was left");
     CHECK_THROWS_WITH(step(), refused);
-    head.restore(3, 3);  // which rows these are nobody knows
+    head.restore(3, 3);  // which rows these are is not known
     CHECK(fixtures::bytes_of(head) == rows);
     CHECK_THROWS_WITH(step(), refused);
     meld.clear(0), step(), step(), step();

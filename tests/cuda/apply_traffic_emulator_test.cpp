@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What `apply` moves, as the emulator counts it, beside the least that there is to move, and how
-// much of it is on its way at once. Ratios to the floor have no slack.
+// much of it is in flight at once. Ratios to the floor have no slack.
 #include <catch2/catch.hpp>
 
 #include "cuda/row_traffic.hpp"

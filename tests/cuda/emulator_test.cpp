@@ -22,7 +22,7 @@ enum class fault {
   other_mask,       // one lane names other lanes
   left_out,         // a lane names all but itself
   other_distance,   // one lane exchanges with another partner
-  no_wait,          // for a copy on its way
+  no_wait,          // for a copy in flight
 };
 
 /// `sum[block] = Σ x` over blocks of 64, through shared memory and a butterfly.

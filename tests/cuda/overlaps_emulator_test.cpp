@@ -47,7 +47,7 @@ struct double_numbers {
   void operator()(shared_memory& shared) const {
     let_next_start();
     const index_t t = thread_index(), i = static_cast<index_t>(block_index().x) * threads + t;
-    y[i] = 7;  // nobody else's
+    y[i] = 7;  // no other thread's
     if (wrong == fault::writes_early && t == 3) {
       x[i] = -1;
     }

@@ -125,7 +125,7 @@ void check_active(const Policy& p, index_t spare) {
       again.fill(*heads, t), call(again, some(*heads, *list));
       const std::size_t n = four.group * four.dim;
       for (std::size_t i = 0; i < heads->size(); ++i) {
-        if ((*heads)[i] < 0) {  // nobody
+        if ((*heads)[i] < 0) {  // no request
           continue;
         }
         const auto h = static_cast<std::size_t>((*heads)[i]);

@@ -41,7 +41,7 @@ struct one_head {
   }
 };
 
-/// One head on its way, and its laws.
+/// One head, token by token, and its laws.
 struct stream : one_head {
   explicit stream(const kvmeld::any_policy_or_peer& p) : one_head{p} {}
 

@@ -73,7 +73,7 @@ def test_decoding_and_further_turns_keep_to_it(model, text):
 
 
 def test_a_batch_of_different_lengths_is_each_of_them_alone(model, text):
-    """Each shares slots of its own number; decoded together, and with one that is at its end."""
+    """Each has a number of slots of its own to share; they are decoded together, one of them at its end."""
     lengths = [150, 60, 150]
     tokens, mask = padded(text, lengths)
     together = Cache("fold", 0.5)

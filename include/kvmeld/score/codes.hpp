@@ -377,6 +377,7 @@ KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void weigh_scale(const block_scalar auto&
                                                         float weight, __m256& scales) {
   scales = _mm256_mul_ps(scales_of(block), _mm256_set1_ps(weight));
 }
+/// The eight codes from number `8 i` on, 8 bits each.
 KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m128i eight_codes(const q8_0& block, index_t i) {
   return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block.codes + std::ptrdiff_t{8} * i));
 }

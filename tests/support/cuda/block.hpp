@@ -69,7 +69,7 @@ class block {
     }
     settle_warps();
     if (!failure_) {
-      end_launch_before();  // where nobody waited
+      end_launch_before();  // where no thread waited
     }
     current = outer;
     if (failure_) {

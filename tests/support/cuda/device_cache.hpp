@@ -172,7 +172,7 @@ struct device_cache {
       table.host()[i] = p;
     }
     for (index_t h = 0; h < c.heads; ++h) {
-      for (index_t s = c.capacity; s < c.stride(); ++s) {  // nobody reads these
+      for (index_t s = c.capacity; s < c.stride(); ++s) {  // no kernel reads these
         log_mass[at(h, s)] = NAN, position[at(h, s)] = -1;
       }
       for (index_t s = 0; s < c.capacity; ++s) {
