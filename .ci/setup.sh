@@ -50,10 +50,10 @@ install_packages() {
     fail "$log" "apt-get could not install the packages:"
 }
 
-# follow_ninja LOG: keeps ninja's output in LOG and shows how far it is: on one line of a terminal, every second;
-# elsewhere a line per quarter of the way or half minute.
+# follow_ninja LOG [VERB]: keeps ninja's output, or lines of the same form, in LOG and shows how far it is: on one line of
+# a terminal, every second; elsewhere a line per quarter of the way or half minute.
 follow_ninja() {
-  local line='' part code far='' quarter=0 shown=0 started=$SECONDS next=30
+  local verb=${2:-building} line='' part code far='' quarter=0 shown=0 started=$SECONDS next=30
   while true; do
     code=0
     IFS= read -r -t 1 part || code=$?
@@ -69,9 +69,9 @@ follow_ninja() {
     fi
     local elapsed=$((SECONDS - started))
     if [[ -t 1 ]]; then
-      if [[ $far ]] || ((elapsed)); then printf '\r\033[Kbuilding: %s(%d s)' "$far" "$elapsed"; fi
+      if [[ $far ]] || ((elapsed)); then printf '\r\033[K%s: %s(%d s)' "$verb" "$far" "$elapsed"; fi
     elif ((quarter != shown || elapsed >= next)); then
-      printf 'building: %s(%d s)\n' "$far" "$elapsed"
+      printf '%s: %s(%d s)\n' "$verb" "$far" "$elapsed"
       shown=$quarter next=$((elapsed + 30))
     fi
   done

@@ -22,8 +22,9 @@ program_options program_options::parse(int count, const char* const* arguments) 
   program_options o;
   CLI::App app("Runs a GGUF model with its KV cache compressed by kvmeld.", "kvmeld-llama");
   app.footer(
-      "A model with windowed layers: `bash .ci/gemma3.sh` fetches Gemma 3 270M (253 MB). Gemma is\n"
-      "provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms.");
+      "A model with windowed layers: `bash .ci/models.sh gemma3` fetches Gemma 3 270M (253 MB).\n"
+      "Gemma is provided under and subject to the Gemma Terms of Use found at\n"
+      "ai.google.dev/gemma/terms.");
   app.option_defaults()->take_last()->always_capture_default();
   app.add_option("--model", o.model, "GGUF file")->required();
   app.add_option("--prompt-file", o.prompt_file, "text to read")->required();
