@@ -17,30 +17,26 @@ namespace {
 
 using kvmeld::index_t;
 
-template <class Scalar>
-constexpr std::string_view scalar_name = "f32";
-template <>
-constexpr std::string_view scalar_name<Eigen::half> = "f16";
-template <>
-constexpr std::string_view scalar_name<Eigen::bfloat16> = "bf16";
-template <>
-constexpr std::string_view scalar_name<kvmeld::q8_0> = "q8_0";
-template <>
-constexpr std::string_view scalar_name<kvmeld::q4_0> = "q4_0";
+/// What keys and values are held as, as `evaluate` names it.
+struct named_storage {
+  const char* name;
+  kvmeld::storage_pair type;
+};
 
 /// A cache with `slots` tokens in every head, and tokens to come. The heads hold the same numbers,
 /// each in memory of its own. Each is a request, which can be copied.
-template <class Scalar, class Values = Scalar>
 struct scene {
-  explicit scene(const benchmark::State& state)
+  explicit scene(const benchmark::State& state,
+                 const kvmeld::storage_pair& type = kvmeld::storage::f32)
       : slots(static_cast<index_t>(state.range(0))),
         heads(static_cast<index_t>(state.range(1))),
         dim(static_cast<index_t>(state.range(2))),
         group(static_cast<index_t>(state.range(3))),
         kv(bench::spec(1, group, dim), {.requests = heads,
                                         .capacity = slots + 1,
-                                        .keys = kvmeld::storage_of<Scalar>,
-                                        .values = kvmeld::storage_of<Values>}),
+                                        .keys = type.keys,
+                                        .values = type.values,
+                                        .newest = type.newest}),
         q(bench::gaussian(size(heads) * size(group) * size(dim), 1)),
         k(bench::gaussian(size(heads) * size(dim), 2)),
         v(bench::gaussian(size(heads) * size(dim), 3)),
@@ -61,9 +57,7 @@ struct scene {
   }
 
   std::int64_t bytes() const {
-    const auto of_row = kvmeld::row_bytes(kvmeld::storage_of<Scalar>, dim) +
-                        kvmeld::row_bytes(kvmeld::storage_of<Values>, dim);
-    return std::int64_t{slots} * heads * static_cast<std::int64_t>(of_row);
+    return heads * static_cast<std::int64_t>(kvmeld::head_bytes(kv.type(), dim, dim, slots));
   }
 
   static std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
@@ -73,10 +67,9 @@ struct scene {
   std::vector<float> q, k, v, out;
 };
 
-template <class Scalar>
-void attend(benchmark::State& state) {
+void attend(benchmark::State& state, const kvmeld::storage_pair& type) {
   using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-  scene<Scalar> s(state);
+  scene s(state, type);
   // [heads · slots, dim] floats, whatever the cache holds: what the products cost an engine at
   // best.
   const matrix keys = matrix::Random(s.heads * s.slots, s.dim);
@@ -97,10 +90,8 @@ void attend(benchmark::State& state) {
 }
 
 /// Attention over rows in fewer bits against the same over floats.
-template <class Scalar, class Values = Scalar>
-void storage(benchmark::State& state) {
-  scene<Scalar, Values> s(state);
-  scene<float> floats(state);
+void storage(benchmark::State& state, const kvmeld::storage_pair& type) {
+  scene s(state, type), floats(state);
   bench::versus(
       state, "vs_float", [&] { s.attend(); }, [&] { floats.attend(); });
   state.SetBytesProcessed(state.iterations() * s.bytes());
@@ -113,13 +104,13 @@ enum class tokens_of { chance, topic };
 /// many since their prompt; each step against attention over the same heads alone, just before it.
 /// Policies that free several slots at once do so in the cycle that is one iteration; the counter
 /// is the mean over it.
-template <class Scalar, class Policy>
+template <class Policy>
 void step(benchmark::State& state, const Policy& policy, index_t decoded,
           tokens_of kind = tokens_of::chance) {
-  scene<Scalar> s(state);
+  scene s(state);
   const kvmeld::budget budget = kvmeld::budget_within(policy, s.slots);
   constexpr index_t references = 32, tokens = 512;
-  const auto size = scene<Scalar>::size;
+  const auto size = scene::size;
   kvmeld::compressor meld(s.kv, policy, budget);
   std::mt19937 generator(6);
   std::normal_distribution<float> normal;
@@ -183,7 +174,7 @@ void step(benchmark::State& state, const Policy& policy, index_t decoded,
       state, "vs_attention", one_token, [&] { s.attend(); }, bench::nothing{}, cycle);
   state.counters["state_to_cache"] =
       static_cast<double>(meld.state(0).bytes()) /
-      static_cast<double>(size(s.kv.head(0).length()) * size(s.dim) * 2 * sizeof(Scalar));
+      static_cast<double>(size(s.kv.head(0).length()) * size(s.dim) * 2 * sizeof(float));
   state.SetBytesProcessed(state.iterations() * s.bytes());
 }
 
@@ -202,37 +193,34 @@ void growing(benchmark::internal::Benchmark* b) {
       ->Unit(benchmark::kMicrosecond);
 }
 
-template <class Keys, class Values>
-void register_storage(std::string_view name) {
-  benchmark::RegisterBenchmark(("storage/" + std::string(name)).c_str(), storage<Keys, Values>)
+void register_attend(const named_storage& held) {
+  const std::string name = held.name;
+  const auto of = [&](auto f) { return [f, type = held.type](auto& state) { f(state, type); }; };
+  if (held.type.newest == 0) {
+    sizes(benchmark::RegisterBenchmark(("attend/" + name).c_str(), of(attend)));
+  }
+  if (held.type == kvmeld::storage::f32) {
+    return;
+  }
+  benchmark::RegisterBenchmark(("storage/" + name).c_str(), of(storage))
       ->ArgNames({"slots", "heads", "dim", "group"})
       ->ArgsProduct({{256, 1024, 4096}, {8, 32}, {128}, {1, 4, 7}})
       ->UseManualTime()
       ->Unit(benchmark::kMicrosecond);
 }
 
-template <class Scalar>
-void register_attend() {
-  const std::string name = "attend/" + std::string(scalar_name<Scalar>);
-  sizes(benchmark::RegisterBenchmark(name.c_str(), attend<Scalar>));
-  if constexpr (!std::same_as<Scalar, float>) {
-    register_storage<Scalar, Scalar>(scalar_name<Scalar>);
-  }
-}
-
-template <class Scalar, class Policy>
+template <class Policy>
 void register_step(std::string_view policy_name, const Policy& policy) {
-  const auto name = "step/" + std::string(policy_name) + "/" + std::string(scalar_name<Scalar>);
+  const auto name = "step/" + std::string(policy_name) + "/f32";
   sizes(benchmark::RegisterBenchmark(name.c_str(), [policy](benchmark::State& state) {
-    step<Scalar>(state, policy, 2 * static_cast<index_t>(state.range(0)));
+    step(state, policy, 2 * static_cast<index_t>(state.range(0)));
   }));
-  const auto long_text =
-      "topic/" + std::string(policy_name) + "/" + std::string(scalar_name<Scalar>);
-  benchmark::RegisterBenchmark(
-      long_text.c_str(),
-      [policy](benchmark::State& state) {
-        step<Scalar>(state, policy, 6 * static_cast<index_t>(state.range(0)), tokens_of::topic);
-      })
+  const auto long_text = "topic/" + std::string(policy_name) + "/f32";
+  benchmark::RegisterBenchmark(long_text.c_str(),
+                               [policy](benchmark::State& state) {
+                                 step(state, policy, 6 * static_cast<index_t>(state.range(0)),
+                                      tokens_of::topic);
+                               })
       ->ArgNames({"slots", "heads", "dim", "group"})
       ->ArgsProduct({{256, 1024}, {32}, {128}, {1}})
       ->UseManualTime()
@@ -243,24 +231,29 @@ template <class... Policies>
 void register_growth(const Policies&... policies) {
   (growing(benchmark::RegisterBenchmark(
        ("growth/" + std::string(policies.name()) + "/f32").c_str(),
-       [policies](benchmark::State& state) { step<float>(state, policies, 0); })),
+       [policies](benchmark::State& state) { step(state, policies, 0); })),
    ...);
 }
 
 template <class... Policies>
 void register_steps(const Policies&... policies) {
-  (register_step<float>(policies.name(), policies), ...);
+  (register_step(policies.name(), policies), ...);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  register_attend<float>();
-  register_attend<Eigen::half>();
-  register_attend<Eigen::bfloat16>();
-  register_attend<kvmeld::q8_0>();
-  register_attend<kvmeld::q4_0>();
-  register_storage<kvmeld::q8_0, kvmeld::q4_0>("k8v4");
+  using kvmeld::storage;
+  for (const named_storage& held : {named_storage{"f32", storage::f32},
+                                    {"f16", storage::f16},
+                                    {"bf16", storage::bf16},
+                                    {"q8_0", storage::q8_0},
+                                    {"q4_0", storage::q4_0},
+                                    {"k8v4", {storage::k8, storage::q4_0, 16}},
+                                    {"k6v4", {storage::k6, storage::q4_0, 16}},
+                                    {"k4v4", {storage::k4, storage::q4_0, 16}}}) {
+    register_attend(held);
+  }
   register_steps(kvmeld::full_cache{}, kvmeld::streaming_llm{}, kvmeld::h2o{}, kvmeld::snapkv{},
                  kvmeld::zsmerge{}, kvmeld::d2o{}, kvmeld::kvmerger{}, kvmeld::ems{},
                  kvmeld::keepkv{}, kvmeld::fold{}, kvmeld::random_tokens{}, kvmeld::tova{},
@@ -270,8 +263,8 @@ int main(int argc, char** argv) {
   register_growth(kvmeld::full_cache{}, kvmeld::streaming_llm{}, kvmeld::h2o{}, kvmeld::zsmerge{},
                   kvmeld::d2o{}, kvmeld::keepkv{});
   // What the choice at run time costs. (any_policy would be compiled here with all policies.)
-  register_step<float>("any_policy(h2o)",
-                       kvmeld::basic_any_policy<kvmeld::h2o, kvmeld::snapkv>{kvmeld::h2o{}});
+  register_step("any_policy(h2o)",
+                kvmeld::basic_any_policy<kvmeld::h2o, kvmeld::snapkv>{kvmeld::h2o{}});
   bench::processor_time = bench::take_flag(argc, argv, "--processor_time");
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) {

@@ -90,7 +90,9 @@ void move_everywhere(const P& p) {
                                         {storage_pair(storage::bf16), 0.1F},
                                         {storage_pair(storage::q8_0), 0.1F},
                                         {storage_pair(storage::q8_0, storage::q4_0), 0.7F},
-                                        {storage_pair(storage::q8_0, storage::q4_0, 16), 0.7F}}) {
+                                        {storage_pair(storage::q8_0, storage::q4_0, 16), 0.7F},
+                                        {storage_pair(storage::k8, storage::q4_0), 0.7F},
+                                        {storage_pair(storage::k4, storage::q4_0, 16), 0.7F}}) {
     kvmeld::cache to(layer_spec, {.layers = layers_of,
                                   .requests = 3,
                                   .capacity = capacity - 3,

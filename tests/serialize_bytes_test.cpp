@@ -169,7 +169,7 @@ TEST_CASE("what cannot be is refused even with the right checksum", "[serialize]
       {8, 0, "expected version 3, got 0"},
       {12, 2, "expected heads 1, got 2"},
       {16, 0x7FFFFFFFU, "expected capacity 3, got 2147483647"},
-      {20, 0, "expected scalar (0: float, 1: half, 2: bfloat16, 3: q8_0, 4: q4_0) 1, got 0"},
+      {20, 0, "4: q4_0, 5: q6_0, 6: k8, 7: k6, 8: k4) 1, got 0"},
       {24, 0, "expected scalar of values 1, got 0"},
       {28, 0xFFFFFFFFU, "expected group 1, got -1"},
       {32, 4096, "expected dim 2, got 4096"},

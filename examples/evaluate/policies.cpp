@@ -110,9 +110,9 @@ std::vector<named_policy> all_policies() {
     list.push_back(by_itself(p));
   }
   for (const char* const name :
-       {"full_cache/half", "full_cache/q8_0", "full_cache/k8v4", "full_cache/q4_0", "fold+equal",
-        "snapkv+pyramid_kv", "snapkv+pyramid_infer", "snapkv+ada_kv", "streaming_llm+duo_attention",
-        "d2o+d2o"}) {
+       {"full_cache/half", "full_cache/q8_0", "full_cache/k8v4", "full_cache/k6v4",
+        "full_cache/k4v4", "full_cache/q4_0", "fold+equal", "snapkv+pyramid_kv",
+        "snapkv+pyramid_infer", "snapkv+ada_kv", "streaming_llm+duo_attention", "d2o+d2o"}) {
     list.push_back(detail::parse_policy(name));
   }
   return list;
@@ -131,11 +131,17 @@ std::vector<std::string> split(const std::string& list, char by) {
 
 /// `k8v4`, `q8_0:newest=16`.
 kvmeld::storage_pair parse_storage(std::string word) {
-  constexpr std::array names = {"float32", "half", "bfloat16", "q8_0", "q4_0", "k8v4"};
+  constexpr std::array names = {"float32", "half", "bfloat16", "q8_0",
+                                "q4_0",    "k8v4", "k6v4",     "k4v4"};
   using kvmeld::storage;
-  constexpr kvmeld::storage_pair types[] = {storage::f32,  storage::f16,
-                                            storage::bf16, storage::q8_0,
-                                            storage::q4_0, {storage::q8_0, storage::q4_0, 16}};
+  constexpr kvmeld::storage_pair types[] = {storage::f32,
+                                            storage::f16,
+                                            storage::bf16,
+                                            storage::q8_0,
+                                            storage::q4_0,
+                                            {storage::k8, storage::q4_0, 16},
+                                            {storage::k6, storage::q4_0, 16},
+                                            {storage::k4, storage::q4_0, 16}};
   const std::string all = word, newest = cut(word, word.find(':'));
   kvmeld::storage_pair type = types[chosen<std::size_t>('/', names, word, all)];
   if (!newest.empty()) {

@@ -227,7 +227,7 @@ TEST_CASE("Ctrl-C keeps the rows that are done") {
   std::ostringstream err;
   CHECK(evaluate::run(model.options({"--tasks", "error,stream"}), out, err) == 130);
   const auto csv = model.lines();
-  REQUIRE(csv.size() == 6);  // of full caches in five storages
+  REQUIRE(csv.size() == 8);  // of full caches in seven storages
   CHECK(fields(csv[1])["policy"] == "full_cache");
   CHECK_THAT(buffer.str(), Catch::Contains("interrupted"));
 }

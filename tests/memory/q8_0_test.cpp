@@ -270,7 +270,7 @@ TEST_CASE("Q8_0 is saved block by block, and goes on", "[q8_0][serialize]") {
   auto unlike = fixtures::make_state(policy, floats);
   std::istringstream in_floats(bytes);
   CHECK_THROWS_WITH(fixtures::load(in_floats, policy, floats, unlike),
-                    Catch::Contains("q4_0) 0, got 3"));
+                    Catch::Contains("8: k4) 0, got 3"));
 }
 
 }  // namespace memory_q8_0_test

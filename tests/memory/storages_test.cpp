@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Keys and values that are held as different numbers: in caches of every kind, under every policy.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <sstream>
 #include <vector>
 
@@ -23,13 +25,15 @@ const kvmeld::attention_spec spec{.kv_heads = 1,
                                   .value_dim = of_values,
                                   .rope = fixtures::default_rope};
 
-/// Each of four for keys and values; values in 4 bits with some keys.
+/// Each of four for keys and values; values in few bits, and keys less their mean, with some.
 std::vector<kvmeld::storage_pair> every_storage() {
   std::vector<kvmeld::storage_pair> all{
       {storage::q8_0, storage::q4_0},     {storage::f32, storage::q4_0},
       {storage::q4_0, storage::q4_0},     {storage::q4_0, storage::f16},
       {storage::q8_0, storage::q4_0, 16}, {storage::q4_0, storage::q8_0, 3},
-      {storage::f16, storage::q4_0, 64}};
+      {storage::f16, storage::q4_0, 64},  {storage::k8, storage::q4_0, 16},
+      {storage::k6, storage::q6_0},       {storage::k4, storage::q4_0, 16},
+      {storage::k4, storage::f32},        {storage::q6_0, storage::q6_0}};
   const auto four = {storage::f32, storage::f16, storage::bf16, storage::q8_0};
   for (const storage keys : four) {
     for (const storage values : four) {
@@ -45,12 +49,12 @@ kvmeld::cache cache_of(const kvmeld::storage_pair& type) {
       {.capacity = tokens + 9, .keys = type.keys, .values = type.values, .newest = type.newest}};
 }
 
-/// `x [dim]` as a storage holds it.
-std::vector<float> held_as(storage type, std::vector<float> x) {
+/// `x [dim]` as a storage holds it, keys less their mean as a head of that mean.
+std::vector<float> held_as(storage type, std::vector<float> x, const Eigen::half* mean = nullptr) {
   std::vector<std::byte> bytes(kvmeld::row_bytes(type, static_cast<index_t>(x.size())));
   const auto size = static_cast<index_t>(x.size());
   const kvmeld::row<kvmeld::any_scalar> row{
-      bytes.data(), static_cast<std::ptrdiff_t>(kvmeld::element_bytes(type)), type};
+      bytes.data(), static_cast<std::ptrdiff_t>(kvmeld::element_bytes(type)), type, size, mean};
   kvmeld::detail::store_row(x.data(), row, size);
   kvmeld::to_floats(row, size, x.data());
   return x;
@@ -59,7 +63,7 @@ std::vector<float> held_as(storage type, std::vector<float> x) {
 /// `x [value_dim]` as the model has it once it is held as `held`: in 4 bits by way of a rotation.
 std::vector<float> value_held_as(storage type, std::vector<float> x, storage held) {
   const auto turn = [&] {
-    if (type == storage::q4_0) {
+    if (type == storage::q4_0 || type == storage::q6_0) {
       kvmeld::detail::hadamard(x.data(), static_cast<index_t>(x.size()));
     }
   };
@@ -78,7 +82,8 @@ storage pushed_as(const kvmeld::storage_pair& type, storage of) {
 }
 
 /// Makes of a row that a push rounds, in a cache of floats that was copied, what it will be.
-void round_oldest(const kvmeld::storage_pair& type, const kvmeld::head_ref& copied) {
+void round_oldest(const kvmeld::storage_pair& type, const kvmeld::head_ref& copied,
+                  const Eigen::half* mean) {
   for (index_t s = 0; s < (type.newest > 0 ? copied.length() : 0); ++s) {
     if (copied.position(s) == copied.next_position() - type.newest) {
       const auto round = [](storage as, const kvmeld::row<kvmeld::any_scalar>& row, index_t size,
@@ -87,7 +92,8 @@ void round_oldest(const kvmeld::storage_pair& type, const kvmeld::head_ref& copi
         kvmeld::to_floats(row, size, x.data());
         kvmeld::detail::store_row(hold(as, x).data(), row, size);
       };
-      round(type.keys, copied.key(s), dim, held_as);
+      round(type.keys, copied.key(s), dim,
+            [&](storage as, const std::vector<float>& x) { return held_as(as, x, mean); });
       round(type.values, copied.value(s), of_values,
             [](storage as, const std::vector<float>& x) { return value_held_as(as, x); });
     }
@@ -108,7 +114,7 @@ std::vector<float> floats(const kvmeld::row<kvmeld::any_scalar>& x, index_t size
 
 /// Is the row what the floats become in its storage, but for `off` of its largest number?
 bool rounded(const kvmeld::row<kvmeld::any_scalar>& x, const std::vector<float>& from, float off) {
-  const auto a = floats(x, static_cast<index_t>(from.size())), b = held_as(x.type, from);
+  const auto a = floats(x, static_cast<index_t>(from.size())), b = held_as(x.type, from, x.mean);
   float most = 0, worst = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
     most = std::max(most, std::abs(from[i])), worst = std::max(worst, std::abs(a[i] - b[i]));
@@ -121,6 +127,9 @@ float unit_of(storage type) {
   return type == storage::f32    ? 1e-4F
          : type == storage::f16  ? 0x1p-9F
          : type == storage::q4_0 ? 0x1.1p-3F
+         : type == storage::q6_0 ? 0x1.1p-5F
+         : type == storage::k4   ? 0.5F  // of the largest number of a row that is rotated back
+         : type == storage::k6   ? 0.15F
                                  : 0x1.1p-6F;
 }
 
@@ -130,7 +139,7 @@ std::vector<Scalar> memory_of(index_t rows, index_t size) {
 }
 
 TEMPLATE_TEST_CASE("an engine's keys and values may be held as different numbers", "[storages]",
-                   float, Eigen::half, Eigen::bfloat16, kvmeld::q8_0, kvmeld::q4_0) {
+                   float, Eigen::half, Eigen::bfloat16, kvmeld::q8_0, kvmeld::q6_0, kvmeld::q4_0) {
   const auto k = fixtures::normal(tokens * dim), v = fixtures::normal(tokens * of_values);
   const auto holds = [&](auto&& kv, storage of_v) {
     kv.append(kv.heads(0, 0), k, v, tokens);
@@ -159,7 +168,7 @@ TEMPLATE_TEST_CASE("an engine's keys and values may be held as different numbers
     holds(cache_of({kvmeld::storage_of<TestType>, type}), type);
   };
   with(float{}), with(Eigen::half{}), with(Eigen::bfloat16{}), with(kvmeld::q8_0{}),
-      with(kvmeld::q4_0{});
+      with(kvmeld::q6_0{}), with(kvmeld::q4_0{});
 }
 
 TEST_CASE("LAW: whatever keys and values are held as, a prompt becomes what its numbers become",
@@ -194,11 +203,12 @@ TEST_CASE("LAW: whatever keys and values are held as, a prompt becomes what its 
       const auto q = fixtures::normal(group * dim), k = fixtures::normal(dim),
                  v = fixtures::normal(of_values);
       kvmeld::copy(kv.head(0), state[0], of_floats.head(0), of_f[0]);
-      round_oldest(type, of_floats.head(0));
+      const Eigen::half* const mean = kv.head(0).key_mean().data();
+      round_oldest(type, of_floats.head(0), mean);
       const kvmeld::budget b{target, target + 9};
       fixtures::step(e.policy, kv, state, {q, k, v}, b, out);
       fixtures::step(e.policy, of_floats, of_f,
-                     {q, held_as(pushed_as(type, type.keys), k),
+                     {q, held_as(pushed_as(type, type.keys), k, mean),
                       value_held_as(type.values, v, pushed_as(type, type.values))},
                      b, of_out);
       for (std::size_t i = 0; i < out.size(); ++i) {
@@ -246,34 +256,74 @@ TEST_CASE("a cache of two storages is saved, and goes on where it is loaded",
   const auto slots = static_cast<std::size_t>(one.head(0).length());
   const std::size_t in_half = (kvmeld::in_blocks(type.keys) ? 2 * dim : 0) +
                               (kvmeld::in_blocks(type.values) ? 2 * of_values : 0);
-  CHECK(one.bytes() == slots * (kvmeld::row_bytes(type.keys, dim) +
-                                kvmeld::row_bytes(type.values, of_values) + 8) +
-                           std::min(slots, static_cast<std::size_t>(type.newest)) * in_half);
+  CHECK(
+      one.bytes() ==
+      slots * (kvmeld::row_bytes(type.keys, dim) + kvmeld::row_bytes(type.values, of_values) + 8) +
+          std::min(slots, static_cast<std::size_t>(kvmeld::rows_in_half(type.newest))) * in_half +
+          (kvmeld::is_centred(type.keys) ? 2 * dim : 0));
 }
 
 TEST_CASE("attention over blocks is that over the numbers that their formats say", "[storages]") {
   using kvmeld::storage;
-  const index_t values = GENERATE(64, 80, 48, 5);
-  for (const storage of_k : {storage::q8_0, storage::q4_0}) {
-    kvmeld::cache kv({.kv_heads = 1, .group = group, .key_dim = dim, .value_dim = values},
+  const index_t values = GENERATE(64, 80, 48, 5), size = GENERATE(32, 96, 5);
+  for (const storage of_k :
+       {storage::q8_0, storage::q6_0, storage::q4_0, storage::k8, storage::k6, storage::k4}) {
+    kvmeld::cache kv({.kv_heads = 1, .group = group, .key_dim = size, .value_dim = values},
                      {.capacity = tokens, .keys = of_k, .values = storage::q4_0});
-    const auto given = fixtures::normal(tokens * values), q = fixtures::normal(group * dim);
-    kv.append(kv.heads(0, 0), fixtures::normal(tokens * dim), given, tokens);
+    const auto given = fixtures::normal(tokens * values), q = fixtures::normal(group * size),
+               bias = fixtures::normal(size, 3);
+    auto keys = fixtures::normal(tokens * size);
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      keys[i] += bias[i % bias.size()];
+    }
+    kv.append(kv.heads(0, 0), keys, given, tokens);
     const auto head = kv.head(0);
+    const bool centred = kvmeld::is_centred(of_k);
+    const int bits = of_k == storage::q8_0 || of_k == storage::k8   ? 8
+                     : of_k == storage::q6_0 || of_k == storage::k6 ? 6
+                                                                    : 4;
+    std::vector<double> mean(static_cast<std::size_t>(size));
+    for (std::size_t i = 0; i < head.key_mean().size(); ++i) {
+      double sum = 0;
+      for (std::size_t k = i + 4 * bias.size(); k < keys.size(); k += bias.size()) {
+        sum += double{keys[k]};  // but of the first four tokens
+      }
+      mean[i] = double{static_cast<float>(head.key_mean()[i])};
+      REQUIRE(mean[i] == Approx(sum / (tokens - 4)).epsilon(6e-4).margin(1e-4));  // in half
+    }
+    const auto rotated = [&](const std::vector<double>& x) {
+      return centred ? oracle::hadamard(x) : x;
+    };
     head.log_mass(3) = 1.5F;
     std::vector<float> out(static_cast<std::size_t>(group * values));
     kvmeld::attend(head, q.data(), out.data());
-    const auto seen = oracle::in_16_bits(q, dim);
+    std::vector<float> of_rows;  // queries as they meet the rows
+    for (auto x = q.begin(); x != q.end(); x += size) {
+      const auto y = rotated({x, x + size});
+      std::transform(y.begin(), y.end(), std::back_inserter(of_rows),
+                     [](double e) { return static_cast<float>(e); });
+    }
+    const auto seen = oracle::in_16_bits(of_rows, size);
     for (index_t g = 0; g < group; ++g) {
       std::vector<double> sum(static_cast<std::size_t>(values));
       double all = 0;
       for (index_t s = 0; s < tokens; ++s) {
-        const auto k = oracle::blocks(head.key(s).data, of_k == storage::q8_0 ? 8 : 4, dim),
+        const auto k = oracle::blocks(head.key(s).data, bits, size), key = rotated(k),
                    v = oracle::hadamard(oracle::blocks(head.value(s).data, 4, values));
-        double logit = 0;
-        for (index_t i = 0; i < dim; ++i) {
-          logit += k[static_cast<std::size_t>(i)] *
-                   double{seen[static_cast<std::size_t>(g * dim + i)]} / std::sqrt(double{dim});
+        const auto as_floats = floats(head.key(s), size);
+        double logit = 0, off = 0;
+        for (index_t i = 0; i < size; ++i) {
+          const auto at = static_cast<std::size_t>(i),
+                     of_q = static_cast<std::size_t>(g * size + i);
+          logit += (k[at] * double{seen[of_q]} + mean[at] * double{q[of_q]}) /
+                   std::sqrt(static_cast<double>(size));
+          REQUIRE(double{as_floats[at]} == Approx(key[at] + mean[at]).margin(1e-5));
+          REQUIRE(head.key(s)[i] == as_floats[at]);
+          off += std::pow(key[at] + mean[at] - double{keys[static_cast<std::size_t>(s * size + i)]},
+                          2);
+        }
+        if (centred) {  // of numbers up to 3 or 4, by a unit of their largest
+          REQUIRE(std::sqrt(off / size) < 4 / std::exp2(bits - 1));
         }
         const double p = std::exp(logit + double{head.log_mass(s)});
         all += p;
@@ -294,38 +344,42 @@ TEST_CASE("attention over blocks is that over the numbers that their formats say
   }
 }
 
-TEST_CASE("a block of 4 bits is off by a scale, stays as it is when stored again, and may be NaN",
-          "[storages]") {
-  using kvmeld::q4_0;
+TEMPLATE_TEST_CASE(
+    "a block of few bits is off by a scale, stays as it is when stored again, and may be NaN",
+    "[storages]", kvmeld::q4_0, kvmeld::q6_0) {
+  using block_of = TestType;
+  constexpr int bits = std::same_as<block_of, kvmeld::q4_0> ? 4 : 6, half = 1 << (bits - 1);
   for (const float size : {0.0F, 1e-30F, 1e-6F, 1e-4F, 1.0F, 1e4F}) {
     for (int draw = 0; draw < 20; ++draw) {
-      const auto x = fixtures::normal(q4_0::size, size);
-      const q4_0 block = q4_0::of(x.data());
-      const auto y = oracle::blocks(reinterpret_cast<const std::byte*>(&block), 4, q4_0::size);
+      const auto x = fixtures::normal(block_of::size, size);
+      const block_of block = block_of::of(x.data());
+      const auto y =
+          oracle::blocks(reinterpret_cast<const std::byte*>(&block), bits, block_of::size);
       double most = 0;
-      float again[q4_0::size];
+      float again[block_of::size];
       for (std::size_t i = 0; i < x.size(); ++i) {
         most = std::abs(x[i]) > std::abs(most) ? double{x[i]} : most;
         again[i] = block[static_cast<index_t>(i)];
         REQUIRE(double{again[i]} == y[i]);
       }
-      const double scale = std::abs(most / 8), rounding = std::max(scale * 0x1p-11, 0x1p-25);
+      const double scale = std::abs(most / half), rounding = std::max(scale * 0x1p-11, 0x1p-25);
       for (std::size_t i = 0; i < x.size(); ++i) {
-        const bool other_end = double{x[i]} * most < 0 && std::abs(double{x[i]}) > 7.5 * scale;
+        const bool other_end =
+            double{x[i]} * most < 0 && std::abs(double{x[i]}) > (half - 0.5) * scale;
         REQUIRE(std::abs(double{x[i]} - y[i]) <=
-                (other_end ? 1.001 : 0.501) * scale + 8 * rounding);
+                (other_end ? 1.001 : 0.501) * scale + half * rounding);
       }
-      const q4_0 stored_again = q4_0::of(again);
+      const block_of stored_again = block_of::of(again);
       CHECK(std::memcmp(&stored_again, &block, sizeof block) == 0);
     }
   }
-  for (const float bad : {std::nanf(""), INFINITY, -INFINITY, 5.3e5F, -1e30F}) {
-    auto x = fixtures::normal(q4_0::size);
+  for (const float bad : {std::nanf(""), INFINITY, -INFINITY, half * 6.6e4F, -1e30F}) {
+    auto x = fixtures::normal(block_of::size);
     x[5] = bad;
-    CHECK((std::isnan(q4_0::of(x.data())[0]) && std::isnan(q4_0::of(x.data())[31])));
+    CHECK((std::isnan(block_of::of(x.data())[0]) && std::isnan(block_of::of(x.data())[31])));
   }
-  std::vector<float> largest(q4_0::size, 5.2e5F);
-  CHECK(q4_0::of(largest.data())[3] == Approx(5.2e5F).epsilon(1e-3));
+  std::vector<float> largest(block_of::size, half * 6.5e4F);
+  CHECK(block_of::of(largest.data())[3] == Approx(half * 6.5e4F).epsilon(1e-3));
 }
 
 }  // namespace storages_test

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/// Rows in blocks of 8 or 4 bits as their formats are defined (ggml's `block_q8_0`, `block_q4_0`),
-/// and the Hadamard matrix by its entries: double loops over bytes, without the library.
+/// Rows in blocks of 8, 6 or 4 bits as their formats are defined (ggml's `block_q8_0`, `block_q4_0`;
+/// `q6_0` is kvmeld's), and the Hadamard matrix by its entries: double loops over bytes, without the library.
 #pragma once
 
 #include <bit>
@@ -19,16 +19,23 @@ inline double half_at(const std::byte* x) {
   return bits >> 15 != 0 ? -magnitude : magnitude;
 }
 
-/// `dim` numbers of blocks of 32 in `bits` (8 or 4) each: a half `d`, then 32 signed bytes `c`, or
-/// 16 bytes of numbers `j` (lower half) and `j + 16` (upper half): `d · c`, `d · (c − 8)`.
+/// `dim` numbers of blocks of 32 in `bits` (8, 6 or 4) each: a half `d`, then 32 signed bytes `c`, or
+/// 16 bytes of numbers `j` (lower half) and `j + 16` (upper half): `d · c`, `d · (c − 8)`. Of 6 bits
+/// these are the lower 4, and 8 bytes follow with 2 more of numbers `j`, `j + 8`, `j + 16` and
+/// `j + 24`, from the lowest bits on: `d · (c − 32)`.
 inline std::vector<double> blocks(const std::byte* row, int bits, int dim) {
   std::vector<double> x;
   for (int i = 0; i < dim; ++i) {
     const std::byte* const block = row + i / 32 * (2 + 4 * bits);
     const int j = i % 32;
-    const int code = bits == 8 ? static_cast<signed char>(block[2 + j])
-                     : j < 16  ? std::to_integer<int>(block[2 + j]) % 16 - 8
-                               : std::to_integer<int>(block[2 + j - 16]) / 16 - 8;
+    const auto byte = [&](int at) { return std::to_integer<int>(block[2 + at]); };
+    int code = bits == 8 ? static_cast<signed char>(block[2 + j])
+               : j < 16  ? byte(j) % 16 - 8
+                         : byte(j - 16) / 16 - 8;
+    if (bits == 6) {
+      const int powers[] = {1, 4, 16, 64};
+      code += 8 - 32 + 16 * (byte(16 + j % 8) / powers[j / 8] % 4);
+    }
     x.push_back(half_at(block) * code);
   }
   return x;

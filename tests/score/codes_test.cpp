@@ -67,8 +67,10 @@ TEST_CASE("as many queries go together as fit", "[codes]") {
 }
 
 TEMPLATE_TEST_CASE("products and sums of codes are the oracle's, and vectors' those of one by one",
-                   "[codes]", kvmeld::q8_0, kvmeld::q4_0) {
-  constexpr int bits = std::same_as<TestType, kvmeld::q8_0> ? 8 : 4;
+                   "[codes]", kvmeld::q8_0, kvmeld::q6_0, kvmeld::q4_0) {
+  constexpr int bits = std::same_as<TestType, kvmeld::q8_0>   ? 8
+                       : std::same_as<TestType, kvmeld::q6_0> ? 6
+                                                              : 4;
   for (const index_t dim : {1, 5, 31, 32, 33, 64, 80, 96, 128, 200, 257}) {
     for (const index_t queries : {1, 2, 3, 4, 7, 14}) {
       for (const index_t count : {1, 2, 3, 7, 8, 9, 15, 127, 128}) {
@@ -131,7 +133,7 @@ TEST_CASE("the largest codes do not overflow, and an engine's -128 counts", "[co
 }
 
 TEMPLATE_TEST_CASE("a block without a number makes its product and its sums NaN alone", "[codes]",
-                   kvmeld::q8_0, kvmeld::q4_0) {
+                   kvmeld::q8_0, kvmeld::q6_0, kvmeld::q4_0) {
   codes_scene<TestType> scene(64, 2, 12);
   for (const bool keys : {true, false}) {
     const_cast<TestType&>(scene.rows(keys)[10][1]).scale =

@@ -20,6 +20,7 @@ bool codes_as_one_by_one<KVMELD_SET>() {
   for (const kvmeld::index_t dim : {5, 80, 161}) {
     for (const kvmeld::index_t queries : {1, 2, 4, 7}) {
       all = all && codes_scene<kvmeld::q8_0>(dim, queries, 61).as_one_by_one() &&
+            codes_scene<kvmeld::q6_0>(dim, queries, 61).as_one_by_one() &&
             codes_scene<kvmeld::q4_0>(dim, queries, 61).as_one_by_one();
     }
   }

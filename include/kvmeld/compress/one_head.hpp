@@ -210,9 +210,8 @@ class displaced_row {
 
  private:
   std::span<Eigen::half> row(std::span<Eigen::half> all) const {
-    const index_t newest = head_.type().newest;
-    const std::size_t dim = all.size() / as_size(newest);
-    return all.subspan(as_size(next_ % newest) * dim, dim);
+    const std::size_t dim = all.size() / as_size(rows_in_half(head_.type().newest));
+    return all.subspan(as_size(head_.newest_row(next_)) * dim, dim);
   }
 
   head_ref head_;

@@ -18,9 +18,11 @@ namespace kvmeld::inline v0 {
 // All numbers are little-endian; floats are their bits.
 //
 //     "kvmeld\r\n"                       8 bytes; line ends, as text mode would spoil them
-//     version, heads, capacity           u32 each; version: 3, or 4 with newest rows
+//     version, heads, capacity           u32 each; version: 3, or 4 with rows beside the slots:
+//                                        newest ones in half, or a mean
 //     for every head:
-//       scalars of keys, of values       u32 each: 0 float, 1 half, 2 bfloat16, 3 q8_0, 4 q4_0
+//       scalars of keys, of values       u32 each: 0 float, 1 half, 2 bfloat16, 3 q8_0, 4 q4_0,
+//                                        5 q6_0, 6 k8, 7 k6, 8 k4
 //       newest rows in half              u32 (version 4)
 //       group, dims of keys, of values   u32 each
 //       place of values                  u32: 0 their own, 1 in the keys
@@ -38,8 +40,11 @@ namespace kvmeld::inline v0 {
 //       observed                         u64 queries
 //     for every head:
 //       keys, values                     [length, its dim] scalars; q8_0: blocks of half and 32 i8;
-//                                        q4_0: of half and 16 u8, values rotated
-//       newest keys, values              [newest, its dim] half; none of what is not in blocks
+//                                        q4_0: of half and 16 u8, values rotated; q6_0: 8 more;
+//                                        k8, k6, k4: of q8_0, q6_0, q4_0
+//       newest keys, values              [newest + 4, its dim] half, those of the first four
+//                                        tokens first; none of what is not in blocks
+//       mean                             [dim] half, of keys in k8, k6, k4
 //       log-mass, positions              [length] f32, [length] u32
 //       columns                          [columns, measured] f32
 //       memory                           f32
@@ -49,22 +54,29 @@ namespace detail {
 
 inline constexpr std::string_view saved_magic = "kvmeld\r\n";
 
+/// Has a head rows beside its slots?
+inline bool has_rows_beside(const storage_pair& type) {
+  return type.newest > 0 || is_centred(type.keys);
+}
+
 /// What saved heads and those that they are loaded into must agree on, field by field:
 /// `field(name, value)`. `Heads`: `count()`, and of the `i`-th `head(i)`, `state(i)`.
 template <class Heads, class Field>
 void each_common_field(Heads& heads, Field field) {
   const auto number = [&](const char* what, auto x) { field(what, static_cast<std::uint32_t>(x)); };
-  const index_t newest = heads.head(0).type().newest;
-  number("version", newest > 0 ? 4 : 3);
+  const storage_pair& type = heads.head(0).type();
+  number("version", has_rows_beside(type) ? 4 : 3);
   field("heads", heads.count());
   field("capacity", heads.head(0).capacity());
   for (index_t i = 0; i < heads.count(); ++i) {
     const head_ref head = heads.head(i);
     const attention_spec& spec = head.spec();
-    number("scalar (0: float, 1: half, 2: bfloat16, 3: q8_0, 4: q4_0)", head.type().keys);
+    number(
+        "scalar (0: float, 1: half, 2: bfloat16, 3: q8_0, 4: q4_0, 5: q6_0, 6: k8, 7: k6, 8: k4)",
+        head.type().keys);
     number("scalar of values", head.type().values);
-    if (newest > 0) {
-      field("newest rows in half", newest);
+    if (has_rows_beside(type)) {
+      field("newest rows in half", type.newest);
     }
     field("group", head.group());
     field("dim", head.dim());
@@ -107,11 +119,14 @@ struct saved_counts {
 
 template <class Number>
 void each_number(row<any_scalar> x, index_t dim, Number number) {
-  x.visit([&]<class Scalar>(row<Scalar> typed) {
+  x.held().visit([&]<class Scalar>(row<Scalar> typed) {
     for (index_t i = 0; i < row_size<Scalar>(dim); ++i) {
       if constexpr (block_scalar<Scalar>) {
         number(typed.data[i].scale);
         std::ranges::for_each(typed.data[i].codes, number);
+        if constexpr (requires { typed.data[i].upper; }) {
+          std::ranges::for_each(typed.data[i].upper, number);
+        }
       } else {
         number(typed[i]);
       }
@@ -119,8 +134,9 @@ void each_number(row<any_scalar> x, index_t dim, Number number) {
   });
 }
 
-/// Makes zeros of what is not read: of slots that have one of the newest rows their own, and the
-/// newest rows of no slot. Equal heads are saved as equal bytes, without what they held before.
+/// Makes zeros of what is not read: of slots that have one of the newest rows their own, the newest
+/// rows of no slot, the mean that no key is held less. Equal heads are saved as equal bytes,
+/// without what they held before.
 inline void clear_unread(const head_ref& head) {
   const auto clear = [](row<any_scalar> read, row<any_scalar> held, index_t dim) {
     if (read.data != held.data) {
@@ -128,12 +144,12 @@ inline void clear_unread(const head_ref& head) {
     }
   };
   const index_t newest = head.type().newest;
-  std::vector<char> in_use(as_size(newest));
+  std::vector<char> in_use(as_size(rows_in_half(newest)));
   for (index_t s = 0; s < (newest > 0 ? head.length() : 0); ++s) {
     clear(head.key(s), head.held_key(s), head.dim());
     clear(head.value(s), head.held_value(s), head.own_value_dim());
     if (head.is_newest(s)) {
-      in_use[as_size(head.position(s) % newest)] = 1;
+      in_use[as_size(head.newest_row(head.position(s)))] = 1;
     }
   }
   for (const std::span<Eigen::half> rows : {head.newest_keys(), head.newest_values()}) {
@@ -143,6 +159,9 @@ inline void clear_unread(const head_ref& head) {
         std::ranges::fill(rows.subspan(i * dim, dim), Eigen::half{});
       }
     }
+  }
+  if (head.length() == 0 || (newest > 0 && head.rounded() == 0)) {
+    std::ranges::fill(head.key_mean(), Eigen::half{});
   }
 }
 
@@ -161,6 +180,7 @@ void each_number(const head_ref& head, head_state& state, Number number) {
   }
   std::ranges::for_each(head.newest_keys(), number);
   std::ranges::for_each(head.newest_values(), number);
+  std::ranges::for_each(head.key_mean(), number);
   for (index_t s = 0; s < head.length(); ++s) {
     number(head.log_mass(s));
   }
@@ -194,7 +214,7 @@ void save_heads(std::ostream& out, Heads& heads) {
     to.put(heads.head(h).length());
     to.put(heads.state(h).length());
     to.put(heads.head(h).next_position());
-    if (heads.head(h).type().newest > 0) {
+    if (has_rows_beside(heads.head(h).type())) {
       to.put(heads.head(h).rounded());
     }
     to.put(heads.state(h).observed());
@@ -235,10 +255,10 @@ void load_heads(std::istream& in, Heads& heads) {
     auto& n = counts[as_size(h)];
     n.length = from.get<index_t>(), n.measured = from.get<index_t>();
     n.next_position = from.get<index_t>();
-    const index_t newest = heads.head(h).type().newest;
-    n.rounded = newest > 0 ? from.get<index_t>() : n.next_position;
-    n.observed = from.get<std::int64_t>();
     const auto head = heads.head(h);
+    const index_t newest = head.type().newest;
+    n.rounded = has_rows_beside(head.type()) ? from.get<index_t>() : n.next_position;
+    n.observed = from.get<std::int64_t>();
     expects(errc::corrupt_file, n.length >= 0 && n.length <= head.capacity(),
             "load: expected a length of 0 to ", head.capacity(), " slots, got ", n.length);
     expects(errc::corrupt_file, n.measured >= 0 && n.measured <= n.length, "load: expected 0 to ",
@@ -255,7 +275,8 @@ void load_heads(std::istream& in, Heads& heads) {
     const std::size_t row = row_bytes(head.type().keys, head.dim()) +
                             row_bytes(head.type().values, head.own_value_dim());
     n.positions = size + as_size(n.length) * (row + sizeof(float)) +
-                  sizeof(Eigen::half) * (head.newest_keys().size() + head.newest_values().size());
+                  sizeof(Eigen::half) * (head.newest_keys().size() + head.newest_values().size() +
+                                         head.key_mean().size());
     size = n.positions + as_size(n.length) * sizeof(index_t) +
            sizeof(float) *
                (as_size(n.measured, heads.state(h).slot_stats()) + heads.state(h).memory().size());

@@ -25,17 +25,17 @@ namespace kvmeld::inline v0 {
 /// them. With `requests`, of layers of `kv_heads` heads each, also which have a draft open.
 class head_records {
  public:
-  /// `rows`: bytes of a key and of a value; 0: they are an engine's. `newest`: rows of each head in
-  /// half, of so many bytes.
+  /// `rows`: bytes of a key and of a value; 0: they are an engine's. Of each head beside its slots:
+  /// `newest` rows in half, and `beside` bytes of their keys, their values, the mean of its keys.
   head_records(index_t heads, index_t capacity, index_t requests = 0, index_t kv_heads = 1,
                std::array<std::size_t, 2> rows = {}, index_t newest = 0,
-               std::array<std::size_t, 2> newest_bytes = {})
+               std::array<std::size_t, 3> beside = {})
       : heads_(heads),
         capacity_(capacity),
         kv_heads_(kv_heads),
         newest_(newest),
         slot_bytes_{sizeof(float), sizeof(index_t), rows[0], rows[1]},
-        newest_bytes_(newest_bytes),
+        beside_bytes_(beside),
         length_(as_size(heads)),
         next_position_(as_size(heads)),
         kept_(as_size(heads)),
@@ -44,20 +44,20 @@ class head_records {
     for (std::size_t i = 0; i < memory_.size(); ++i) {
       memory_[i] = detail::reserved(as_size(heads, capacity) * slot_bytes_[i]);
     }
-    for (std::size_t i = 0; i < newest_memory_.size(); ++i) {
-      newest_memory_[i] = detail::reserved(as_size(heads, newest) * newest_bytes[i]);
+    for (std::size_t i = 0; i < beside_.size(); ++i) {
+      beside_[i] = detail::reserved(as_size(heads) * beside[i]);
     }
   }
   /// A copy has the slots in use alone, no drafts, and nothing that a compressor knows of.
   head_records(const head_records& from)
       : head_records(from.heads_, from.capacity_, static_cast<index_t>(from.drafts_.size()),
                      from.kv_heads_, {from.slot_bytes_[keys], from.slot_bytes_[values]},
-                     from.newest_, from.newest_bytes_) {
+                     from.newest_, from.beside_bytes_) {
     length_ = from.length_, next_position_ = from.next_position_, rounded_ = from.rounded_;
     for (index_t h = 0; h < heads_; ++h) {
-      for (std::size_t i = 0; i < newest_memory_.size() && length(h) > 0; ++i) {
-        const std::size_t bytes = as_size(newest_) * newest_bytes_[i], first = as_size(h) * bytes;
-        std::copy_n(from.newest_memory_[i].data() + first, bytes, newest_memory_[i].data() + first);
+      for (std::size_t i = 0; i < beside_.size() && length(h) > 0; ++i) {
+        const std::size_t bytes = beside_bytes_[i], first = as_size(h) * bytes;
+        std::copy_n(from.beside_[i].data() + first, bytes, beside_[i].data() + first);
       }
       for (std::size_t i = 0; i < memory_.size(); ++i) {
         const std::size_t first = as_size(h, capacity_) * slot_bytes_[i];
@@ -92,16 +92,16 @@ class head_records {
   }
 
   /// Of a head that is there.
-  newest_rows newest(index_t h) {
-    if (newest_ == 0) {
-      return {};
-    }
+  rows_beside beside(index_t h) {
     const auto at = [&](std::size_t i) {
-      return newest_bytes_[i] == 0
-                 ? nullptr
-                 : newest_memory_[i].data() + as_size(h, newest_) * newest_bytes_[i];
+      return beside_bytes_[i] == 0 ? nullptr : beside_[i].data() + as_size(h) * beside_bytes_[i];
     };
-    return {at(0), at(1), newest_, &rounded_[as_size(h)]};
+    rows_beside of;
+    if (newest_ > 0) {
+      of.newest = {at(newest_keys), at(newest_values), newest_, &rounded_[as_size(h)]};
+    }
+    of.key_mean = reinterpret_cast<Eigen::half*>(at(key_mean));
+    return of;
   }
 
   /// Gives back what head `h` holds beyond `slots` slots, and those in use.
@@ -111,27 +111,27 @@ class head_records {
       memory_[i].release((as_size(h, capacity_) + as_size(used)) * slot_bytes_[i],
                          as_size(h + 1, capacity_) * slot_bytes_[i]);
     }
-    for (std::size_t i = 0; i < newest_memory_.size() && used == 0; ++i) {
-      const std::size_t bytes = as_size(newest_) * newest_bytes_[i];
-      newest_memory_[i].release(as_size(h) * bytes, as_size(h + 1) * bytes);
+    for (std::size_t i = 0; i < beside_.size() && used == 0; ++i) {
+      beside_[i].release(as_size(h) * beside_bytes_[i], as_size(h + 1) * beside_bytes_[i]);
     }
   }
   /// Bytes that are held, lengths aside.
   std::size_t held() const {
     const auto all = [](std::size_t sum, const auto& m) { return sum + m.held(); };
-    return std::accumulate(newest_memory_.begin(), newest_memory_.end(),
+    return std::accumulate(beside_.begin(), beside_.end(),
                            std::accumulate(memory_.begin(), memory_.end(), std::size_t{0}, all),
                            all);
   }
 
  private:
   enum { log_mass, position, keys, values, kinds };
+  enum { newest_keys, newest_values, key_mean };
 
   index_t heads_, capacity_, kv_heads_, newest_;
   std::array<std::size_t, kinds> slot_bytes_;
-  std::array<std::size_t, 2> newest_bytes_;
-  std::array<detail::reserved, kinds> memory_;     // [heads, capacity] each
-  std::array<detail::reserved, 2> newest_memory_;  // keys, values: [heads, newest] each
+  std::array<std::size_t, 3> beside_bytes_;
+  std::array<detail::reserved, kinds> memory_;  // [heads, capacity] each
+  std::array<detail::reserved, 3> beside_;      // [heads, rows in half] keys, values; [heads] means
   std::vector<index_t> length_, next_position_, kept_, rounded_;
   std::vector<std::atomic<index_t>> drafts_;  // [requests]
 };
@@ -267,7 +267,7 @@ class cache_base {
             of_layer(keys_, layer, request, k),
             of_layer(values_, layer, request, k),
             table(h),
-            records_.newest(h)};
+            records_.beside(h)};
   }
   head_ref head(index_t h) const = delete;  ///< who has a head may change it
 
@@ -286,6 +286,9 @@ class cache_base {
   void commit(const head_selection& heads, index_t tokens) {
     expects(errc::unsupported, type_.newest == 0,
             "commit: expected no newest rows in half, which append writes, got ", type_.newest);
+    expects(errc::unsupported, !is_centred(type_.keys),
+            "commit: expected keys that are held as they are, got k8, k6 or k4, of which append "
+            "knows the mean");
     expect_room("commit", heads, tokens);
     push_metadata(heads, tokens);
   }
@@ -333,8 +336,13 @@ class cache_base {
       expect_finite("append: expected finite values", v);
     }
     expect_more();
-    push_metadata(heads, tokens);
     const index_t count = heads.count();
+    for (index_t i = 0; i < count && is_centred(type_.keys); ++i) {
+      head(heads[i]).before_keys(tokens, [&, n = spec().key_dim](index_t t, float* x) {
+        k.copy_floats((std::ptrdiff_t{t} * count + i) * n, n, x);
+      });
+    }
+    push_metadata(heads, tokens);
     for (index_t i = 0; i < count; ++i) {
       const head_ref to = head(heads[i]);
       const index_t first = to.length() - tokens;
@@ -358,10 +366,17 @@ class cache_base {
         extents_(extents),
         type_(type),
         records_(extents.layers * extents.requests * kv_heads(), extents.capacity, extents.requests,
-                 kv_heads(), own, type.newest,
-                 {in_blocks(type.keys) ? row_bytes(storage::f16, spec().key_dim) : 0,
-                  in_blocks(type.values) ? row_bytes(storage::f16, spec().value_dim) : 0}) {}
+                 kv_heads(), own, type.newest, beside_of(type, spec())) {}
 
+  /// Bytes of a head beside its slots, as `head_records` has them.
+  static std::array<std::size_t, 3> beside_of(const storage_pair& type,
+                                              const attention_spec& spec) {
+    const std::size_t key = row_bytes(storage::f16, spec.key_dim),
+                      value = row_bytes(storage::f16, spec.value_dim),
+                      newest = as_size(rows_in_half(type.newest));
+    return {in_blocks(type.keys) ? newest * key : 0, in_blocks(type.values) ? newest * value : 0,
+            is_centred(type.keys) ? key : 0};
+  }
   /// Specs with their defaults, one for all layers or one for each. Refused: what
   /// `attention_spec::checked` refuses, another number of specs, layers of different shapes.
   static spec_list checked(std::span<const attention_spec> specs, const cache_extents& extents) {
@@ -521,7 +536,8 @@ struct cache_options {
   storage keys = storage::f32;
   storage values = storage::f32;
   /// Rows of each head, 0 to 64, that are held in half while no newer ones are there: of those in
-  /// blocks, which lose most where they are the newest (of a prompt's 4-bit rows four fifths).
+  /// blocks, which lose most where they are the newest (of a prompt's 4-bit rows four fifths). With
+  /// any, those of the first four tokens stay in half too.
   /// Numbers, of values in `q4_0` once rotated, must be below 65,520 then.
   index_t newest = 0;
 };
@@ -578,6 +594,8 @@ class cache : public cache_base {
   }
   static storage_pair checked(const cache_options& o) {
     constexpr index_t most = 64;
+    expects(!is_centred(o.values),
+            "cache: expected values in a storage of values, got k8, k6 or k4, which are of keys");
     expects(o.newest >= 0 && o.newest <= most, "cache: expected 0 to ", most,
             " newest rows in half, got ", o.newest);
     expects(errc::unsupported, o.newest == 0 || in_blocks(o.keys) || in_blocks(o.values),

@@ -124,7 +124,11 @@ void to_floats(row<Block> x, index_t dim, float* out) {
 }
 
 inline void to_floats(row<any_scalar> x, index_t dim, float* out) {
-  x.visit([&](auto typed) { to_floats(typed, dim, out); });
+  if (is_centred(x.type) && x.first == 0 && dim == x.dim) {
+    detail::centred_to_floats(x, out);
+  } else {
+    x.visit([&](auto typed) { to_floats(typed, dim, out); });
+  }
 }
 
 }  // namespace KVMELD_INSTRUCTIONS
@@ -142,13 +146,9 @@ namespace detail {
 
 /// `from` in the storage of `to`: rounded once, to the nearest.
 inline void convert_row(row<any_scalar> to, row<any_scalar> from, index_t dim) {
-  constexpr index_t chunk = 64;  // whole blocks
-  float x[chunk];
-  for (index_t begin = 0; begin < dim; begin += chunk) {
-    const index_t n = std::min(chunk, dim - begin);
-    to_floats(from.from(begin), n, x);
-    store_row(x, to.from(begin), n);
-  }
+  float x[4096];  // the longest row
+  to_floats(from, dim, x);
+  store_row(x, to, dim);
 }
 
 /// All that `from` holds, and its lengths, to a head that has room for it. Rows that both have at
@@ -164,6 +164,13 @@ inline void copy_slots(const head_ref& from, const head_ref& to) {
   const index_t length = from.length();
   if (to.metadata().length != from.metadata().length) {  // else the same head, by another table
     to.truncate(0);
+    if (from.type().keys == to.type().keys && from.rounded() > 0) {
+      std::ranges::copy(from.key_mean(), to.key_mean().begin());
+    } else {
+      to.set_key_mean(
+          length, [&](index_t s) { return from.position(s); },
+          [&](index_t s, float* key) { to_floats(from.key(s), from.dim(), key); });
+    }
     // Blocks that are copied as they are stay blocks.
     const bool rounded =
         from.type().newest > 0 || from.type() == storage_pair(to.type().keys, to.type().values);
@@ -224,6 +231,13 @@ class any_span {
         to_floats(row<const Scalar>{all.data() + first}, count, buffer);
         return buffer;
       }
+    });
+  }
+
+  /// ... in `out [count]`.
+  void copy_floats(std::ptrdiff_t first, index_t count, float* out) const {
+    visit([&]<class Scalar>(std::span<const Scalar> all) {
+      to_floats(row<const Scalar>{all.data() + first}, count, out);
     });
   }
 

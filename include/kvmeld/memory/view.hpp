@@ -34,12 +34,29 @@ struct slot_metadata {
   std::atomic<index_t>* drafts = nullptr;
 };
 
-/// The newest rows of a head whose storage is of blocks, in half: the token at position `p` has row
-/// `p % count`, until newer ones need it. They stay there while their slots move.
+/// The newest rows of a head whose storage is of blocks, in half, after those of its first tokens:
+/// the token at position `p` has row `p`, or after these row `p % count`, until newer ones need it.
+/// They stay there while their slots move.
 struct newest_rows {
-  std::byte *keys = nullptr, *values = nullptr;  ///< [count, dim of each]; null: not in blocks
+  /// [rows_in_half(count), dim of each]; null: not in blocks
+  std::byte *keys = nullptr, *values = nullptr;
   index_t count = 0;
-  index_t* rounded = nullptr;  ///< tokens before this position lie in their slots
+  index_t* rounded = nullptr;  ///< tokens before this position, but the first, lie in their slots
+
+  /// The row of a token.
+  index_t row_of(index_t position) const {
+    return position < first_in_half ? position : first_in_half + position % count;
+  }
+  /// Is it in half?
+  bool holds(index_t position) const {
+    return count > 0 && (position < first_in_half || position >= *rounded);
+  }
+};
+
+/// What a head has beside its slots: the newest rows, and the mean that keys are held less.
+struct rows_beside {
+  newest_rows newest;
+  Eigen::half* key_mean = nullptr;  ///< [dim]; null: keys are held as they are
 };
 
 /// What a head is before tokens that may be taken back.
@@ -63,7 +80,7 @@ class head_ref {
   /// pages: rows are strided.
   head_ref(const slot_metadata& slots, index_t capacity, const attention_spec& spec,
            index_t kv_head, storage_pair type, const head_rows& keys, const head_rows& values,
-           const page_table& table = {}, const newest_rows& newest = {})
+           const page_table& table = {}, const rows_beside& beside = {})
       : slots_(slots),
         spec_(&spec),
         kv_head_(kv_head),
@@ -75,7 +92,8 @@ class head_ref {
         keys_(keys),
         values_(values),
         table_(table),
-        newest_(newest),
+        newest_(beside.newest),
+        key_mean_(beside.key_mean),
         type_(type) {}
 
   /// What the model computes in this head's layer.
@@ -120,21 +138,47 @@ class head_ref {
   }
   /// The memory of slot `s` for its rows; of one of the newest, what it is not read from.
   /// @{
-  row<any_scalar> held_key(index_t s) const { return at(keys_, type_.keys, s); }
-  row<any_scalar> held_value(index_t s) const { return at(values_, type_.values, s); }
-  /// @}
-  /// Is the token of slot `s` among the newest, whose rows are in half?
-  bool is_newest(index_t s) const {
-    return newest_.count > 0 && s < length() && position(s) >= *newest_.rounded;
+  row<any_scalar> held_key(index_t s) const {
+    return {address(keys_, s), keys_.element, type_.keys, dim_, key_mean_};
   }
-  /// Tokens before this position are rounded to what the head is held as.
+  row<any_scalar> held_value(index_t s) const {
+    return {address(values_, s), values_.element, type_.values};
+  }
+  /// @}
+  /// Is the token of slot `s` among the newest, or the first, whose rows are in half?
+  bool is_newest(index_t s) const { return s < length() && newest_.holds(position(s)); }
+  /// Which of the rows in half a token has that is among these.
+  index_t newest_row(index_t position) const { return newest_.row_of(position); }
+  /// Tokens before this position, but the first, are rounded to what the head is held as.
   index_t rounded() const { return newest_.count > 0 ? *newest_.rounded : next_position(); }
-  /// The newest rows' memory, `[type().newest]` keys in half and as many values; none of those that
-  /// are not in blocks.
+  /// The newest rows' memory, `[rows_in_half(type().newest)]` keys in half and as many values; none
+  /// of those that are not in blocks.
   /// @{
   std::span<Eigen::half> newest_keys() const { return newest(newest_.keys, dim_); }
   std::span<Eigen::half> newest_values() const { return newest(newest_.values, value_dim_); }
   /// @}
+  /// The mean that keys are held less, `[dim]`; empty where they are held as they are.
+  std::span<Eigen::half> key_mean() const {
+    return {key_mean_, key_mean_ == nullptr ? 0 : as_size(dim_)};
+  }
+  /// Makes it that of `count` keys, `read(i, float* [dim])` each, of tokens `position(i)`, and of
+  /// the newest rows; 0 where it is not finite in half. The first tokens, unlike all others, are
+  /// left out. No slot's key may be held less it. Without a mean: nothing.
+  template <class Position, class Read>
+  void set_key_mean(index_t count, Position position, Read read) const {
+    if (key_mean_ != nullptr) [[unlikely]] {
+      average_keys(count, position, read);
+    }
+  }
+  /// The same before `count` keys are appended, if they are the first with which one is rounded.
+  template <class Read>
+  void before_keys(index_t count, Read read) const {
+    const bool none = first_ + length() == 0 || (newest_.count > 0 && *newest_.rounded == 0);
+    if (key_mean_ != nullptr && none && next_position() + count > newest_.count) [[unlikely]] {
+      average_keys(
+          count, [&](index_t i) { return next_position() + i; }, read);
+    }
+  }
   float& log_mass(index_t s) const { return slots_.log_mass[s]; }
   /// By `renumber` where it is to change and the slot's rows are to stay.
   index_t& position(index_t s) const { return slots_.position[s]; }
@@ -197,6 +241,9 @@ class head_ref {
   template <class T>
   void push(const T* key, const T* value) const {
     expect_pages(length(), std::min(length() + 1, capacity()));
+    before_keys(1, [&](index_t, float* x) {
+      std::transform(key, key + dim(), x, [](T e) { return static_cast<float>(e); });
+    });
     const index_t s = push_metadata();
     detail::store_row(key, this->key(s), dim());
     store_value(value, s);
@@ -306,12 +353,12 @@ class head_ref {
     return is_newest(s) ? newest(newest_.values, position(s), value_dim_) : held_value(s);
   }
   row<any_scalar> newest(std::byte* rows, index_t position, index_t dim) const {
-    return {rows + as_size(position % newest_.count) * row_bytes(storage::f16, dim),
+    return {rows + as_size(newest_.row_of(position)) * row_bytes(storage::f16, dim),
             sizeof(Eigen::half), storage::f16};
   }
   std::span<Eigen::half> newest(std::byte* rows, index_t dim) const {
     return {reinterpret_cast<Eigen::half*>(rows),
-            rows == nullptr ? 0 : as_size(newest_.count, dim)};
+            rows == nullptr ? 0 : as_size(rows_in_half(newest_.count), dim)};
   }
   static void move_row(row<any_scalar> from, row<any_scalar> to, index_t dim) {
     if (from.data != to.data) {
@@ -324,12 +371,46 @@ class head_ref {
       detail::store_row(x, to, dim);
     }
   }
+  template <class Position, class Read>
+  KVMELD_NOINLINE void average_keys(index_t count, Position position, Read read) const {
+    float x[4096], sum[4096];  // the longest row
+    std::fill_n(sum, dim_, 0.0F);
+    index_t keys = 0;
+    const auto add = [&](index_t at) {
+      if (at >= first_in_half) {
+        ++keys;
+        for (index_t i = 0; i < dim_; ++i) {
+          sum[i] += x[i];
+        }
+      }
+    };
+    for (index_t s = -first_; s < length() && newest_.count > 0; ++s) {
+      if (is_newest(s)) {
+        key(s).visit([&](auto typed) {
+          for (index_t i = 0; i < dim_; ++i) {
+            x[i] = static_cast<float>(typed[i]);
+          }
+        });
+        add(this->position(s));
+      }
+    }
+    for (index_t i = 0; i < count; ++i) {
+      read(i, x);
+      add(position(i));
+    }
+    for (index_t i = 0; i < dim_; ++i) {
+      const auto mean = static_cast<Eigen::half>(sum[i] / static_cast<float>(std::max(keys, 1)));
+      key_mean_[i] = (mean.x & 0x7C00) == 0x7C00 ? Eigen::half{} : mean;
+    }
+  }
   /// Rounds the newest rows of tokens before `position` into their slots, kept ones among them.
   void round(index_t position) const {
     index_t left = std::min(position, next_position()) - *newest_.rounded;
     for (index_t s = length() - 1; left > 0 && s >= -first_; --s) {
       if (this->position(s) >= *newest_.rounded && this->position(s) < position) {
-        move_row(key(s), held_key(s), dim_), move_row(value(s), held_value(s), value_dim_);
+        if (this->position(s) >= first_in_half) {
+          move_row(key(s), held_key(s), dim_), move_row(value(s), held_value(s), value_dim_);
+        }
         --left;
       }
     }
@@ -341,10 +422,6 @@ class head_ref {
     if (slots_.kept != nullptr) {
       *slots_.kept = std::min(*slots_.kept, length);
     }
-  }
-
-  row<any_scalar> at(const head_rows& l, storage type, index_t s) const {
-    return {address(l, s), l.element, type};
   }
 
   head_rows from(head_rows l, index_t s) const {
@@ -369,6 +446,7 @@ class head_ref {
   head_rows keys_, values_;
   page_table table_;
   newest_rows newest_;
+  Eigen::half* key_mean_;
   storage_pair type_;
 };
 

@@ -22,7 +22,7 @@ template <class RowOf, class Take>
 void each_chunk_of_sum(index_t dim, std::span<const merge_source> sources,
                        float merge_source::*weight, std::span<const float> delta, RowOf row_of,
                        Take take) {
-  constexpr index_t chunk = 64;  // whole blocks of what is stored in blocks
+  constexpr index_t chunk = 256;  // whole blocks of what is stored in blocks
   float sum[chunk], part[chunk];
   for (index_t begin = 0; begin < dim; begin += chunk) {
     const index_t n = std::min(chunk, dim - begin);
@@ -44,15 +44,20 @@ void each_chunk_of_sum(index_t dim, std::span<const merge_source> sources,
 template <class RowOf>
 void merge_rows(index_t dim, std::span<const merge_source> sources, float merge_source::*weight,
                 std::span<const float> delta, RowOf row_of) {
-  const auto anchor = row_of(sources.front().source);
-  each_chunk_of_sum(dim, sources, weight, delta, row_of,
-                    [&](index_t begin, index_t n, const float* sum) {
-                      detail::store_row(sum, anchor.from(begin), n);
-                    });
+  float x[detail::row_floats];
+  each_chunk_of_sum(
+      dim, sources, weight, delta, row_of,
+      [&](index_t begin, index_t n, const float* sum) { std::copy_n(sum, n, x + begin); });
+  detail::store_row(x, row_of(sources.front().source), dim);
 }
 
-/// The least magnitude that a storage rounds to Inf, or holds in a block of NaN.
+/// The least magnitude that a storage rounds to Inf, or holds in a block of NaN. Of keys that are
+/// rotated less a mean: none whose numbers, and whose mean's, are below it is held so.
 constexpr float least_overflow(storage type) {
+  if (is_centred(type)) {
+    constexpr float longest = 64;  // row of numbers up to 1: √4096
+    return least_overflow(lies_as(type)) / (2 * longest);
+  }
   switch (type) {
     case storage::f32:
       return std::numeric_limits<float>::infinity();
@@ -62,6 +67,8 @@ constexpr float least_overflow(storage type) {
       return 0x1.ffp127F;
     case storage::q8_0:
       return 127 * 65520.0F;
+    case storage::q6_0:
+      return 32 * 65520.0F;
     default:
       return 8 * 65520.0F;
   }
@@ -127,16 +134,13 @@ inline void keep_in_range(const head_ref& head, merge_plan& plan) {
 
 /// Is the stored row the rounding of `x [dim]`?
 inline bool is_rounding(const float* x, row<any_scalar> stored, index_t dim) {
-  constexpr index_t chunk = 64;  // whole blocks
-  alignas(float) std::byte buffer[chunk * sizeof(float)];
-  const row<any_scalar> rounding{buffer, std::ptrdiff_t(element_bytes(stored.type)), stored.type};
-  float rounded[chunk], held[chunk];
-  for (index_t begin = 0; begin < dim; begin += chunk) {
-    const index_t n = std::min(chunk, dim - begin);
-    detail::store_row(x + begin, rounding, n);
-    to_floats(rounding, n, rounded);
-    to_floats(stored.from(begin), n, held);
-    if (!std::equal(held, held + n, rounded)) {
+  alignas(float) std::byte buffer[detail::row_floats * sizeof(float)];
+  row<any_scalar> rounding = stored;
+  rounding.data = buffer, rounding.step = std::ptrdiff_t(element_bytes(stored.type));
+  detail::store_row(x, rounding, dim);
+  for (index_t i = 0; i < row_size(stored.type, dim); ++i) {
+    const auto* const element = stored.data + i * stored.step;
+    if (!std::equal(element, element + rounding.step, buffer + i * rounding.step)) {
       return false;
     }
   }

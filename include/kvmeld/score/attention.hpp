@@ -23,6 +23,25 @@ namespace score {
 inline constexpr index_t near_floats = detail::row_floats;
 inline constexpr index_t swept_floats = 16384;
 
+/// `q [queries, dim]` as keys in blocks lie: in `buffer` where they are rotated, with `of_mean
+/// [queries]`, the products with the mean that keys are held less.
+KVMELD_NOINLINE inline const float* queries_of_codes(const head_ref& head, const float* q,
+                                                     index_t queries, float* buffer,
+                                                     float* of_mean) {
+  if (!is_centred(head.type().keys)) {
+    return q;
+  }
+  const index_t dim = head.dim();
+  float* const mean = buffer;
+  to_floats(row<Eigen::half>{head.key_mean().data()}, dim, mean);
+  qk_tile(q, queries, {mean, 1, dim, Eigen::OuterStride<>(dim)}, of_mean, 1, 0);
+  std::copy_n(q, std::ptrdiff_t{queries} * dim, buffer);
+  for (index_t g = 0; g < queries; ++g) {
+    detail::hadamard(buffer + std::ptrdiff_t{g} * dim, dim);
+  }
+  return buffer;
+}
+
 /// Products with the keys of `newest` slots: `dots [queries, next]`, of slots from `first` on.
 KVMELD_NOINLINE inline void qk_newest(const head_ref& head, std::span<const index_t> newest,
                                       index_t first, const float* q, index_t queries, float* buffer,
@@ -138,8 +157,9 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
     // Rows where they lie are read once for so many queries; others, or for more, stay near.
     const auto at_once = [&](bool lie) { return lie && (heads <= 2 || heads == 4) ? rows : near; };
     const float* const queries = q + std::ptrdiff_t{g0} * dim;
+    float of_mean[score::sweep_group];  // products with the mean that keys are held less
     if (key_codes) {
-      rounded.assign(queries, heads, dim);
+      rounded.assign(score::queries_of_codes(head, queries, heads, buffer, of_mean), heads, dim);
     }
     score::softmax<> all[score::sweep_group];
     for (index_t g = 0; g < heads; ++g) {
@@ -156,6 +176,9 @@ void attend(const head_ref& head, const Mass& log_mass, const float* q, float* o
               head, first, count, [&](index_t s) { return head.keys_from(s); }, in_half);
           score::qk_codes(rounded, keys, mass[0], score::tile_slots);
         });
+        for (index_t g = 0; g < heads && is_centred(head.type().keys); ++g) {
+          Map<Eigen::ArrayXf>(mass[g], count) += of_mean[g];
+        }
         if (!in_half.empty()) {
           score::qk_newest(head, in_half, first, queries, heads, buffer, mass[0],
                            score::tile_slots);

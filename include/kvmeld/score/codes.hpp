@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-/// Attention over rows in blocks (q8_0, q4_0), and the instructions for it. They are AVX2's: in a
-/// program for every x86-64 on Linux the processor is queried when it runs. Elsewhere loops compute
-/// the same bits.
+/// Attention over rows in blocks (q8_0, q6_0, q4_0), and the instructions for it. They are AVX2's:
+/// in a program for every x86-64 on Linux the processor is queried when it runs. Elsewhere loops
+/// compute the same bits.
 #pragma once
 
 #include <Eigen/Core>
@@ -75,7 +75,8 @@ class newest_slots {
                            rounded = head.rounded();
       for (index_t s = 0; s < n; ++s) {
         slots_[count_] = s;
-        count_ += position[s] >= rounded && count_ < most ? 1 : 0;
+        const bool in_half = position[s] >= rounded || position[s] < first_in_half;
+        count_ += in_half && count_ < most ? 1 : 0;
       }
     }
   }
@@ -87,7 +88,7 @@ class newest_slots {
   }
 
  private:
-  static constexpr index_t most = 64;  // that a cache has
+  static constexpr index_t most = rows_in_half(64);  // that a cache has
 
   index_t count_ = 0;
   index_t slots_[most + 1];
@@ -95,8 +96,10 @@ class newest_slots {
 
 /// Calls `use` with a block of `type`, which is in blocks.
 EIGEN_ALWAYS_INLINE void with_block(storage type, const auto& use) {
-  if (type == storage::q8_0) {
+  if (lies_as(type) == storage::q8_0) {
     use(q8_0{});
+  } else if (lies_as(type) == storage::q6_0) {
+    use(q6_0{});
   } else {
     use(q4_0{});
   }
@@ -249,15 +252,28 @@ float dot_codes(const std::int16_t* q, const Block* k, index_t blocks) {
 #ifdef KVMELD_AVX2_TARGET
 /// Codes of 4 bits as numbers of 8: those in the lower halves of `pairs`, or in the upper ones.
 KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m128i lower_or_upper(__m128i pairs, bool upper) {
-  const __m128i codes = _mm_and_si128(upper ? _mm_srli_epi16(pairs, 4) : pairs, _mm_set1_epi8(15));
-  return _mm_sub_epi8(codes, _mm_set1_epi8(8));
+  return _mm_and_si128(upper ? _mm_srli_epi16(pairs, 4) : pairs, _mm_set1_epi8(15));
+}
+/// ... with the upper 2 bits of codes of 6, of which every fourth pair of bits of a byte is used:
+/// the first of the `i`-th eight codes, and those of the eight after them.
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m128i with_upper(__m128i codes, const q6_0& block, int i) {
+  const __m128i all = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block.upper)),
+                first = _mm_srli_epi16(all, 2 * i), next = _mm_srli_epi16(all, 2 * i + 2);
+  const __m128i bits = _mm_and_si128(_mm_unpacklo_epi64(first, next), _mm_set1_epi8(3));
+  return _mm_or_si128(codes, _mm_slli_epi16(bits, 4));
 }
 /// The first 16 codes of a block, or the last.
 KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m128i half_of_codes(const q8_0& block, bool last) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(block.codes + (last ? 16 : 0)));
 }
 KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m128i half_of_codes(const q4_0& block, bool last) {
-  return lower_or_upper(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block.codes)), last);
+  const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block.codes));
+  return _mm_sub_epi8(lower_or_upper(pairs, last), _mm_set1_epi8(8));
+}
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m128i half_of_codes(const q6_0& block, bool last) {
+  const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block.codes));
+  return _mm_sub_epi8(with_upper(lower_or_upper(pairs, last), block, last ? 2 : 0),
+                      _mm_set1_epi8(32));
 }
 
 /// The 32 products of a block, in eight sums.
@@ -383,7 +399,16 @@ KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m128i eight_codes(const q8_0& block, in
 }
 KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m128i eight_codes(const q4_0& block, index_t i) {
   const auto* const pairs = block.codes + std::ptrdiff_t{8} * (i % 2);
-  return lower_or_upper(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(pairs)), i >= 2);
+  return _mm_sub_epi8(
+      lower_or_upper(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(pairs)), i >= 2),
+      _mm_set1_epi8(8));
+}
+KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE __m128i eight_codes(const q6_0& block, index_t i) {
+  const auto* const pairs = block.codes + std::ptrdiff_t{8} * (i % 2);
+  return _mm_sub_epi8(
+      with_upper(lower_or_upper(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(pairs)), i >= 2),
+                 block, i),
+      _mm_set1_epi8(32));
 }
 /// The `i`-th vector of a block's codes.
 KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void widen_codes(const block_scalar auto& block, index_t i,
