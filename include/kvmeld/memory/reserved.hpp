@@ -22,8 +22,8 @@ namespace kvmeld::inline v0::detail {
 
 /// Bytes, all 0 at first, at addresses that stay. On POSIX systems only addresses are reserved: a
 /// page of the system's takes memory from its first write on, until it is given back. Huge
-/// pages are declined, since one of 2 MiB would be held for its first byte. Blocks of a few pages,
-/// and those of other systems, are allocated whole.
+/// pages are declined, since one of 2 MiB would be held for its first byte. Blocks of less
+/// than a page, and those of other systems, are allocated whole.
 class reserved {
  public:
   reserved() = default;
@@ -101,7 +101,7 @@ class reserved {
     static const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
     return bytes;
   }
-  static bool is_mapped(std::size_t size) { return size >= 4 * page(); }
+  static bool is_mapped(std::size_t size) { return size >= page(); }
   static std::byte* map(void* at, std::size_t size, int flags) {
 #ifdef MAP_NORESERVE
     flags |= MAP_NORESERVE;
