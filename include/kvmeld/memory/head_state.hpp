@@ -3,7 +3,10 @@
 /// too.
 #pragma once
 
-#include <algorithm>  // std::copy_n
+#include <algorithm>  // std::min, std::ranges::copy
+#include <bit>        // std::bit_cast
+#include <cstdint>
+#include <cstring>  // std::memcpy
 #include <span>
 #include <string>
 #include <string_view>
@@ -54,19 +57,22 @@ class state_fields {
  protected:
   std::string policy_;
   std::vector<slot_stat> kinds_;
-  reserved own_;              // the columns, then the memory; empty where they are the caller's
+  reserved own_;  // the memory, then the columns; at rest packed; empty where the caller has both
   std::span<float> columns_;  // [columns, capacity]
   std::span<float> memory_;   // aligned: sums over it do not depend on where it happens to lie
   index_t capacity_ = 0, memory_capacity_ = 0;
   bool memory_follows_capacity_ = true;
   index_t length_ = 0;
   std::int64_t observed_ = 0;
+  bool rests_ = false;
+  std::size_t kept_ = 0;  // floats of the memory, at rest
 };
 
 }  // namespace detail
 
 /// Per-head state of a policy: columns of one float per slot, which move with the slots, and a flat
-/// block of floats that does not. Being plain numbers it can be saved and restored.
+/// block of floats that does not. Being plain numbers it can be saved and restored. At rest it has
+/// what little a plan to come needs of earlier steps, and no numbers to read.
 class head_state : private detail::state_fields {
  public:
   /// `policy`: the name of the one that it is for; a state for none only follows plans.
@@ -74,11 +80,10 @@ class head_state : private detail::state_fields {
   head_state(std::span<const slot_stat> kinds, std::size_t memory, index_t capacity,
              std::string_view policy = {}, bool memory_follows_capacity = true) {
     policy_ = policy, kinds_.assign(kinds.begin(), kinds.end());
-    const std::size_t columns = kinds.size() * as_size(capacity),
-                      first = (columns + 15) / 16 * 16;  // of the memory, aligned to 64 bytes
-    own_ = detail::reserved((first + memory) * sizeof(float));
+    const std::size_t columns = kinds.size() * as_size(capacity);
+    own_ = detail::reserved((padded(memory) + columns) * sizeof(float));
     auto* const floats = reinterpret_cast<float*>(own_.data());
-    columns_ = {floats, columns}, memory_ = {floats + first, memory};
+    memory_ = {floats, memory}, columns_ = {floats + padded(memory), columns};
     capacity_ = memory_capacity_ = capacity;
     memory_follows_capacity_ = memory_follows_capacity;
   }
@@ -127,21 +132,26 @@ class head_state : private detail::state_fields {
   std::span<const slot_stat> kinds() const { return kinds_; }
   slot_reduce reduce(index_t c) const { return kinds_[as_size(c)].reduce; }
 
-  /// Column `c` `[length]`.
-  std::span<float> column(index_t c) { return columns_.subspan(offset(c), as_size(length_)); }
+  /// Column `c` `[length]`; at rest none.
+  std::span<float> column(index_t c) { return columns_.subspan(offset(c), awake(length_)); }
   std::span<const float> column(index_t c) const {
-    return columns_.subspan(offset(c), as_size(length_));
+    return columns_.subspan(offset(c), awake(length_));
   }
-  std::span<float> memory() { return memory_; }
-  std::span<const float> memory() const { return memory_; }
+  /// The policy's floats; at rest none.
+  std::span<float> memory() { return memory_.first(rests_ ? 0 : memory_.size()); }
+  std::span<const float> memory() const { return memory_.first(rests_ ? 0 : memory_.size()); }
+  /// How many these are, at rest too.
+  std::size_t memory_size() const { return memory_.size(); }
 
   /// Throws unless there are numbers for `length` slots.
   void expect_capacity(index_t length) const {
     expects(length <= capacity_, "state: expected at most ", capacity_, " slots, got ", length);
   }
-  /// Initial numbers for the slots appended since the last call.
+  /// Initial numbers for the slots appended since the last call. A state at rest has numbers again:
+  /// of what it kept, else the initial ones.
   void extend(index_t length) {
     expect_capacity(length);
+    wake();
     for (index_t c = 0; c < slot_stats(); ++c) {
       for (index_t s = length_; s < length; ++s) {
         columns_[offset(c) + as_size(s)] = kinds_[as_size(c)].initial;
@@ -149,7 +159,35 @@ class head_state : private detail::state_fields {
     }
     length_ = length;
   }
-  void truncate(index_t length) { length_ = length; }
+  void truncate(index_t length) {
+    if (length < length_) {
+      wake();
+    }
+    length_ = length;
+  }
+
+  /// Keeps of its numbers the first `floats` of the memory, once it has observed, and the columns,
+  /// each float cut to its upper 16 bits, or none of them. All else is as at first, and takes no
+  /// memory until `extend`. Numbers of the caller's stay.
+  void rest(bool columns, std::size_t floats) {
+    if (rests_ || own_.size() == 0) {
+      return;
+    }
+    kept_ = observed_ > 0 ? std::min(floats, memory_.size()) : 0;
+    if (!columns) {
+      length_ = 0, observed_ = 0;
+    }
+    for (index_t c = 0; c < slot_stats(); ++c) {
+      for (index_t s = 0; s < length_; ++s) {
+        const auto bits = std::bit_cast<std::uint32_t>(column(c)[as_size(s)]);
+        const auto upper = static_cast<std::uint16_t>(bits >> 16);
+        std::memcpy(packed(c, s), &upper, sizeof upper);
+      }
+    }
+    rests_ = true;
+    own_.clear(bytes(), own_.size());
+  }
+  bool rests() const { return rests_; }
 
   /// Queries observed so far.
   std::int64_t observed() const { return observed_; }
@@ -157,16 +195,22 @@ class head_state : private detail::state_fields {
 
   /// Bytes for the slots in use.
   std::size_t bytes() const {
-    return sizeof(float) * (kinds_.size() * as_size(length_) + memory_.size());
+    return rests_ ? bytes_at_rest(kinds_.size(), length_, kept_)
+                  : sizeof(float) * (kinds_.size() * as_size(length_) + memory_.size());
+  }
+  /// The same of a state at rest that keeps so many columns and floats.
+  static std::size_t bytes_at_rest(std::size_t columns, index_t slots, std::size_t floats) {
+    return sizeof(float) * floats + sizeof(std::uint16_t) * columns * as_size(slots);
   }
   /// Bytes that it holds: nothing where its numbers are the caller's.
   std::size_t reserved_bytes() const { return own_.held(); }
   /// Gives back what columns hold beyond `slots` slots, and those in use.
   void give_back(index_t slots = 0) {
     slots = std::min(capacity_, std::max(slots, length_));
-    for (index_t c = 0; c < slot_stats() && own_.size() > 0; ++c) {
-      own_.release((offset(c) + as_size(slots)) * sizeof(float),
-                   (offset(c) + as_size(capacity_)) * sizeof(float));
+    const std::size_t first = padded(memory_.size());
+    for (index_t c = 0; c < slot_stats() && own_.size() > 0 && !rests_; ++c) {
+      own_.release((first + offset(c) + as_size(slots)) * sizeof(float),
+                   (first + offset(c) + as_size(capacity_)) * sizeof(float));
     }
   }
   /// Slots that there are numbers for.
@@ -177,12 +221,13 @@ class head_state : private detail::state_fields {
   /// As `make_head_state` makes it: no slots, no queries, all memory 0.
   void clear() {
     if (own_.size() > 0) {
-      own_.clear(own_.size() - memory_.size_bytes(), own_.size());
+      own_.clear(0, memory_.size_bytes());
     } else {
       std::ranges::fill(memory_, 0.0F);
     }
     length_ = 0;
     observed_ = 0;
+    rests_ = false;
   }
   /// Throws where `copy` would.
   void expect_copy(const head_state& from) const {
@@ -209,13 +254,46 @@ class head_state : private detail::state_fields {
 
  private:
   std::size_t offset(index_t c) const { return as_size(c, capacity_); }
-  void copy_numbers(const head_state& from) {
-    for (index_t c = 0; c < slot_stats(); ++c) {
-      std::copy_n(from.columns_.data() + from.offset(c), from.length_, columns_.data() + offset(c));
+  std::size_t awake(index_t n) const { return rests_ ? 0 : as_size(n); }
+  static std::size_t padded(std::size_t memory) { return (memory + 15) / 16 * 16; }  // 64 bytes
+  /// Where a column's number lies at rest: after those of the memory.
+  std::byte* packed(index_t c, index_t s) const {
+    return own_.data() + bytes_at_rest(as_size(c), length_, kept_) +
+           as_size(s) * sizeof(std::uint16_t);
+  }
+  void wake() {
+    if (!std::exchange(rests_, false)) {
+      return;
     }
-    std::ranges::copy(from.memory_, memory_.begin());
+    for (index_t c = slot_stats(); c-- > 0;) {  // from the end: over what was read
+      for (index_t s = length_; s-- > 0;) {
+        std::uint16_t upper = 0;
+        std::memcpy(&upper, packed(c, s), sizeof upper);
+        const std::uint32_t bits = std::uint32_t{upper} << 16;
+        std::memcpy(&column(c)[as_size(s)], &bits, sizeof bits);
+      }
+    }
+    std::ranges::fill(memory_.subspan(kept_), 0.0F);
+  }
+  void copy_numbers(const head_state& from) {
+    if (from.rests_ && own_.size() == 0) {
+      head_state awake(from);
+      awake.wake();
+      return copy_numbers(awake);
+    }
+    if (rests_ || from.rests_) {
+      clear();
+    }
+    for (index_t c = 0; c < slot_stats(); ++c) {
+      std::ranges::copy(from.column(c), columns_.begin() + static_cast<std::ptrdiff_t>(offset(c)));
+    }
+    std::ranges::copy(from.memory(), memory_.begin());
     length_ = from.length_;
     observed_ = from.observed_;
+    if (from.rests_) {
+      rests_ = true, kept_ = from.kept_;
+      std::memcpy(own_.data(), from.own_.data(), bytes());
+    }
   }
 };
 
