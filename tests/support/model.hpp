@@ -85,7 +85,9 @@ inline bool same_head(const kvmeld::kv_head auto& a, const kvmeld::kv_head auto&
   }
   return same;
 }
-inline bool same_state(const kvmeld::head_state& a, const kvmeld::head_state& b) {
+/// Of states at rest, what they would have next.
+inline bool same_state(kvmeld::head_state a, kvmeld::head_state b) {
+  a.extend(a.length()), b.extend(b.length());
   bool same = a.length() == b.length() && a.slot_stats() == b.slot_stats();
   for (index_t c = 0; same && c < a.slot_stats(); ++c) {
     same = std::ranges::equal(a.column(c), b.column(c));

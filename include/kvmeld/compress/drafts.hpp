@@ -67,7 +67,9 @@ std::vector<drafted> attended(open_heads<P>& all, const char* call, const head_s
       for (index_t t = 0; t < tokens; ++t) {
         float* const to = out.data() + (std::ptrdiff_t{t} * n + i) * group * of_v;
         head.push(d.k.data() + std::ptrdiff_t{t} * dim, d.v.data() + std::ptrdiff_t{t} * own_v);
-        state.extend(all.seen_length(chosen[i]));
+        if (!state.rests()) {
+          state.extend(all.seen_length(chosen[i]));
+        }
         all.policies.with(chosen[i], [&](const auto& p) {
           declared(p).attend(head, state, d.q.data() + std::ptrdiff_t{t} * group * dim, to, {}, {});
         });

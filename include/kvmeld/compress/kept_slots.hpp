@@ -77,6 +77,7 @@ inline index_t gather_pinned(const head_ref& head, head_state& state, index_t fi
   if (slots.empty()) {
     return 0;
   }
+  state.extend(state.length());  // where it rests
   const auto is_pinned = [&](index_t s) { return std::ranges::binary_search(slots, s); };
   index_t measured = 0;  // of the others
   for (index_t s = first; s < first + state.length(); ++s) {
@@ -221,7 +222,7 @@ index_t expect_seal(const auto& all, index_t h, index_t tokens) {
     all.policies.with(h, [](const auto& p) { expect_seals("seal: ", p); });
     expects(sealed % head.page_slots() == 0, "seal: expected whole pages of ", head.page_slots(),
             " slots, got ", sealed, " slots in head ", h);
-    const index_t known = one.kept.sealed + one.state.length();
+    const index_t known = one.kept.sealed + all.known_slots(h);
     expects(known <= sealed, "seal: expected tokens after the first ", tokens,
             " that were not measured yet, got ", known - sealed, " in head ", h);
     all.policies.expect_room("seal", h, {.sealed = sealed}, one.limit);

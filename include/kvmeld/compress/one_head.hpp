@@ -225,7 +225,8 @@ class displaced_row {
 /// `k [dim]`, `v [value_dim]` (in one memory none), `out [group, value_dim]`. Nothing is allocated,
 /// save by a workspace that has not been reserved for such a head; slots that stay do not move, so
 /// where one is freed the new token takes its place. False: the output is not finite (NaN or Inf
-/// in the input or in the head); the head and its state are as they were.
+/// in the input or in the head); the head and its state are as they were. A state at rest stays so,
+/// without observing, until the head returns to the budget.
 template <policy P>
 bool try_step(const P& p, const head_ref& head, head_state& state, workspace& work, const float* q,
               const float* k, const float* v, const budget& b, float* out) {
@@ -238,9 +239,11 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
   const index_t known = state.length();
   const detail::displaced_row displaced(head, work.displaced.data());
   head.push(k, v);
-  state.extend(head.length());
+  if (!state.rests()) {
+    state.extend(head.length());
+  }
   const auto probabilities =
-      declared(p).uses_attention()
+      declared(p).uses_attention() && !state.rests()
           ? std::span(work.attention).first(as_size(head.group(), head.length()))
           : std::span<float>();
   const auto log_sum_exp =
@@ -256,6 +259,7 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
             {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
   }
   if (declared(p).evicts() && b.reached(head.length())) {
+    state.extend(head.length());
     plan(p, head, state, b.slots, work.scratch, work.plan);
     apply(p, work.plan, head, state, work.scratch);
   }

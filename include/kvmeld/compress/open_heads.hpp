@@ -75,9 +75,13 @@ class open_heads {
   /// What the policy of head `h` sees of it.
   seen_head seen(index_t h) const { return {kv.head(h), of(h).kept}; }
   index_t seen_length(index_t h) const { return kv.head(h).length() - of(h).kept.count(); }
+  /// Slots of head `h` that its state has numbers of, or had when it came to rest.
+  index_t known_slots(index_t h) const {
+    return of(h).state.rests() ? std::min(of(h).measured, seen_length(h)) : of(h).state.length();
+  }
   /// Slots of head `h` that are not measured yet. Where a policy throws, all are measured anew.
   index_t new_slots(index_t h) const {
-    return seen_length(h) - std::min(of(h).state.length(), of(h).measured);
+    return seen_length(h) - std::min(known_slots(h), of(h).measured);
   }
   /// Its tokens since the last call but `prompt`.
   index_t new_tokens(index_t h) const { return kv.head(h).next_position() - of(h).tokens; }
@@ -152,7 +156,20 @@ class open_heads {
   }
   void count_measured(index_t h) {
     of(h).tokens = kv.head(h).next_position();
-    of(h).measured = of(h).state.length();
+    of(h).measured = of(h).state.rests() ? seen_length(h) : of(h).state.length();
+  }
+  /// The state of head `h` rests where its plan is so far that it need not observe the next step,
+  /// or one whose `appended` token is there already.
+  void wake_or_rest(index_t h, index_t appended = 0) {
+    one_head& one = of(h);
+    policies.with(h, [&](const auto& p) {
+      const decode_use use = declared(p).decode_use();
+      if (std::int64_t{seen_length(h)} - appended + use.steps < one.limit.trigger_length()) {
+        one.state.rest(use.columns, use.memory);
+      } else if (one.state.rests()) {
+        one.state.extend(known_slots(h));
+      }
+    });
   }
   /// Holds a head to `limit` from now on, with `kept` slots and no prompt begun.
   void hold_to(index_t h, const budget& limit, const kept_slots& kept, bool goes_on = false) {
@@ -161,6 +178,7 @@ class open_heads {
     one.held.release();
     (void)end_draft(h);
     leave_measured(h);
+    wake_or_rest(h);
     give_back(h);
   }
   /// Gives back what head `h` holds beyond its slots in use, and beyond `slots` after the seal.
@@ -281,6 +299,7 @@ open_heads<P>::open_heads(const cache_ref& cache, std::span<const P> of_heads,
         {policies.with(h, [&](const auto& p) { return make_head_state(p, kv.head(h)); }),
          policies.decode_limit(h, policies.slots_of(h))});
     leave(h);
+    wake_or_rest(h);
   }
 }
 
@@ -304,7 +323,7 @@ void open_heads<P>::admit(const char* call, index_t h, open may_be) const {
   const head_ref head = kv.head(h);
   const bool last = may_be == open::last_of_prompt && one.held.begun();
   const index_t gone = head.next_position() - head.length(), hidden = one.kept.count(),
-                known = hidden + one.state.length(),
+                known = hidden + known_slots(h),
                 least = last ? std::max(hidden, std::min(known, head.length())) : known;
   const index_t* const kept = head.metadata().kept;
   expects(may_be == open::by_hand ||
@@ -343,6 +362,7 @@ bool open_heads<P>::step(index_t h, workspace& work, const float* q, const float
   if (policies.alike(h) || one.due) {
     limit.trigger = std::numeric_limits<index_t>::max();  // `evict_late` follows
   }
+  wake_or_rest(h);
   return policies.with(h, [&](const auto& p) {
     return one.kept.count() == 0
                ? try_step(p, head, one.state, work, q, k, v, limit, out)
@@ -385,6 +405,7 @@ void open_heads<P>::finish(index_t h, index_t slots, workspace& work) {
   by_seen([&](const auto& p, const head_ref& head) {
     declared(p).after_compress(head, one.state, slots);
   });
+  wake_or_rest(h);
   give_back(h, one.limit.trigger_length());
 }
 
@@ -403,11 +424,11 @@ void open_heads<P>::expect_prompt(const char* call, index_t h, const budget& b) 
   admit(call, h, open::last_of_prompt);
   expect_own_pages(call, h, b, 0);
   policies.with(h, [&](const auto& p) {
-    expects(
-        seen_length(h) <= b.slots || !declared(p).evicts() ||
-            !declared(p).prompt_use().needs_queries() || of(h).held.begun() ||
-            (of(h).state.observed() > 0 && (new_tokens(h) == 0 || !declared(p).uses_attention())),
-        p.name(), ": expected the prompt's queries, got none");
+    expects(!b.reached(seen_length(h)) || !declared(p).evicts() ||
+                !declared(p).prompt_use().needs_queries() || of(h).held.begun() ||
+                (of(h).state.observed() > 0 && !of(h).state.rests() &&
+                 (new_tokens(h) == 0 || !declared(p).uses_attention())),
+            p.name(), ": expected the prompt's queries, got none");
   });
 }
 

@@ -106,7 +106,7 @@ void each_common_field(Heads& heads, Field field) {
       number("merge rule of a column (0: sum, 1: max, 2: anchor)", c.reduce);
       field("initial number of a column", c.initial);
     }
-    field("floats of memory", static_cast<std::uint64_t>(state.memory().size()));
+    field("floats of memory", static_cast<std::uint64_t>(state.memory_size()));
   }
 }
 
@@ -279,7 +279,7 @@ void load_heads(std::istream& in, Heads& heads) {
                                          head.key_mean().size());
     size = n.positions + as_size(n.length) * sizeof(index_t) +
            sizeof(float) *
-               (as_size(n.measured, heads.state(h).slot_stats()) + heads.state(h).memory().size());
+               (as_size(n.measured, heads.state(h).slot_stats()) + heads.state(h).memory_size());
   }
   std::vector<unsigned char> bytes(size);
   from.get(bytes);
@@ -368,9 +368,13 @@ void save_request(open_heads<P>& all, std::ostream& out, index_t request) {
       limits.put(index_t{0}), limits.put(one.kept.pinned);
     }
     limits.put(one.limit.slots), limits.put(one.limit.trigger);
+    all.of(h).state.extend(all.known_slots(h));  // saved as if it did not rest
   }
   limits.finish();
   save_heads(out, heads);
+  for (const index_t h : heads.list) {
+    all.wake_or_rest(h);
+  }
 }
 
 /// Loads that into a request, and holds its heads to what they were held to.

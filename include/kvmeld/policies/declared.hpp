@@ -169,6 +169,10 @@ class declared {
       return kvmeld::prompt_use{.observes = detail::observes_queries<const Q>};
     });
   }
+  /// What a plan of decode needs of earlier steps.
+  kvmeld::decode_use decode_use() const {
+    return ask<detail::decode_use_hook>(kvmeld::decode_use());
+  }
   /// What it needs of a step's attention.
   observation_needs needs() const {
     return ask<detail::needs_hook>([](const auto& p) {
@@ -390,9 +394,9 @@ void expect_state(const P& p, const head_ref& head, const head_state& state) {
   const index_t columns = declared(p).columns();
   const std::size_t memory =
       declared(p).memory(head.row_dim(), head.group(), state.memory_capacity());
-  expects(state.slot_stats() == columns && state.memory().size() == memory, p.name(),
+  expects(state.slot_stats() == columns && state.memory_size() == memory, p.name(),
           ": expected a state of ", columns, " columns and ", memory, " floats, got ",
-          state.slot_stats(), " columns and ", state.memory().size(),
+          state.slot_stats(), " columns and ", state.memory_size(),
           " floats (made with other options, or for a head of another shape)");
 }
 
@@ -404,8 +408,8 @@ void expect_state(const P& p, const head_ref& head, const head_state& state) {
 template <policy P, class Query>
 void plan(const P& p, const head_ref& head, const head_state& state,
           const query_view<Query>& queries, index_t target, slot_scratch& work, merge_plan& out) {
-  expects(state.length() == head.length(), "plan: expected a state of ", head.length(),
-          " slots (extend it), got ", state.length());
+  expects(state.length() == head.length() && !state.rests(), "plan: expected a state of ",
+          head.length(), " slots (extend it), got ", state.length());
   if (!declared(p).evicts() || head.length() <= target) {
     return keep_all(head, out);
   }

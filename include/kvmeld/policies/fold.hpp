@@ -669,6 +669,13 @@ struct fold {
             .plans = prompt_use::planned::lookahead,
             .positions = decode.ahead};
   }
+  /// The queries of the latest steps, what a prompt was scored as, and which positions were.
+  kvmeld::decode_use decode_use() const {
+    const auto steps = std::int64_t{decode.queries} * decode.stride;
+    return {.steps = static_cast<index_t>(std::min<std::int64_t>(steps, search::max_tokens)),
+            .columns = true,
+            .memory = as_size(detail::fold_layout{}.held.at)};
+  }
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     expects(observed.query != nullptr, "fold: expected the step's query");

@@ -42,6 +42,8 @@ struct kvzip {
       option("recent", &kvzip::recent, 0, any_count, "latest tokens, never evicted"),
       option("plus", &kvzip::plus, "kvzip+; needs `output`, and `hidden_norm` of the queries")};
   static constexpr bool supports_decode() { return false; }
+  /// No step is observed; another prompt compares its slots with those of the last.
+  static constexpr kvmeld::decode_use decode_use() { return {.steps = 0, .columns = true}; }
   static constexpr group_combine combine = group_combine::max;
   static constexpr column attention{0, "attention", slot_reduce::max};
   static constexpr std::array columns{attention};

@@ -84,6 +84,7 @@ struct massfold {
   bool uses_attention() const { return declared(scorer).uses_attention(); }
   observation_needs needs() const { return declared(scorer).needs(); }
   kvmeld::prompt_use prompt_use() const { return declared(scorer).prompt_use(); }
+  kvmeld::decode_use decode_use() const { return declared(scorer).decode_use(); }
   void observe(const head_ref& head, head_state& state, const auto& seen) const {
     declared(scorer).observe(head, state, seen);
   }

@@ -194,6 +194,8 @@ KVMELD_HOOK(observe, void(const head_ref& head, head_state& state, const observa
 
 // How it decodes.
 
+/// What of its state a plan needs while no prompt is open; default all that it observes.
+KVMELD_HOOK(decode_use, kvmeld::decode_use());
 /// Takes `memory` along before a plan is applied.
 KVMELD_HOOK(update_memory, void(const head_ref& head, head_state& state, const merge_plan& change,
                                 slot_scratch& work));
@@ -256,7 +258,7 @@ consteval bool well_declared() {
                         min_budget_hook, accepts_hook, eviction_batch_hook, evicts_hook,
                         supports_decode_hook, shares_hook, shared_scores_hook, supports_hook,
                         needs_hook, uses_attention_hook, prompt_use_hook, observe_hook,
-                        update_memory_hook, after_compress_hook, mass_hook>();
+                        decode_use_hook, update_memory_hook, after_compress_hook, mass_hook>();
   const bool columns =
       (!columns_hook::is_member<P> || requires { std::span<const column>(P::columns); }) &&
       (!slot_stats_hook::is_member<P> || requires(const P& p) { p.slot_stats().size(); });

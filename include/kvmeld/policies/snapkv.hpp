@@ -41,6 +41,7 @@ struct snapkv {
   kvmeld::prompt_use prompt_use() const {
     return {.observes = true, .reach = window - 1, .latest = window};
   }
+  kvmeld::decode_use decode_use() const { return {.steps = window}; }
   void validate() const {
     expects(kernel % 2 == 1, "snapkv: expected an odd kernel, got ", kernel);
   }

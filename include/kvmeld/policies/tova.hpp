@@ -24,6 +24,7 @@ struct tova {
   static constexpr std::array columns{attention};
   static constexpr observation_needs needs() { return {.probabilities = true}; }
   static constexpr kvmeld::prompt_use prompt_use() { return {.observes = true, .latest = 1}; }
+  static constexpr kvmeld::decode_use decode_use() { return {.steps = 1}; }
 
   static constexpr bool shares() { return true; }
   void shared_scores(const kv_head auto& head, const head_state& state,

@@ -129,4 +129,12 @@ struct prompt_use {
   bool needs_queries() const { return observes || plans != planned::none; }
 };
 
+/// What a plan of decode needs of earlier steps: until it is near a `compressor` holds no more.
+struct decode_use {
+  /// Observed right before it; those before them change nothing, but for what is kept.
+  index_t steps = std::numeric_limits<index_t>::max();
+  bool columns = false;    ///< kept: the columns, each float's upper 16 bits, as a prompt's scores
+  std::size_t memory = 0;  ///< ... and the first so many floats of the memory
+};
+
 }  // namespace kvmeld::inline v0

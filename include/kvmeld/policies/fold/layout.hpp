@@ -92,8 +92,9 @@ struct fold_pins {
 struct fold_layout {
   index_t queries, group, dim;
   memory_layout all = {};
-  integer_field held = all.i32(), newest = all.i32(), next = all.i32(), steps = all.i32(),
-                prompt_begin = all.i32(), prompt_end = all.i32(), position = all.i32(queries);
+  integer_field prompt_begin = all.i32(), prompt_end = all.i32(), held = all.i32(),
+                newest = all.i32(), next = all.i32(), steps = all.i32(),
+                position = all.i32(queries);
   row_field query = all.b16(dim, std::ptrdiff_t{queries} * group);
 
   /// Query `i` in order of age lies in this slot, `held_now` of them being there.
