@@ -56,16 +56,25 @@ void set_table(any_policy& policy, index_t slots) {
   });
 }
 
+/// Bytes of a head's state after a prompt, with `room` slots until its next plan.
+std::size_t state_bytes(const any_policy& p, index_t slots, index_t room, index_t dim,
+                        index_t group) {
+  const auto policy = kvmeld::declared(p);
+  const std::size_t columns = policy.slot_stats().size(), memory = policy.memory(dim, group, slots);
+  const kvmeld::decode_use use = policy.decode_use();
+  return use.steps <= room
+             ? kvmeld::head_state::bytes_at_rest(use.columns ? columns : 0, slots, use.memory)
+             : sizeof(float) * (columns * as_size(slots) + memory);
+}
+
 /// The most slots of a head that take `share` of the bytes of a full head of `prompt` tokens in
 /// floats, the policy's state included; 0: not one does.
 index_t slots_within(const any_policy& p, const kvmeld::storage_pair& type, double share,
-                     index_t prompt, index_t dim, index_t group) {
+                     index_t prompt, index_t room, index_t dim, index_t group) {
   const auto bytes = [&](const any_policy& of, const kvmeld::storage_pair& held_in, index_t slots) {
-    const std::size_t slot =
-        sizeof(float) * (1 + kvmeld::declared(of).slot_stats().size()) + sizeof(index_t);
     return static_cast<double>(kvmeld::head_bytes(held_in, dim, dim, slots) +
-                               slot * as_size(slots) +
-                               sizeof(float) * kvmeld::declared(of).memory(dim, group, slots));
+                               (sizeof(float) + sizeof(index_t)) * as_size(slots) +
+                               state_bytes(of, slots, room, dim, group));
   };
   const double most = share * bytes(full_cache(), storage::f32, prompt);
   index_t fit = 0;
@@ -127,7 +136,7 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
       if (kvmeld::declared(n.policy).evicts()) {
         const any_policy policy = n.measuring();
         const index_t slots = b.of_bytes ? slots_within(policy, n.storage, b.given, o.prompt,
-                                                        shape.dim, shape.group())
+                                                        o.room, shape.dim, shape.group())
                                          : b.slots(o.prompt);
         p.most_slots = std::max(p.most_slots, slots);
         contender chosen{.index = i,
