@@ -114,7 +114,7 @@ head_state of_slots(index_t slots, index_t columns, std::size_t memory, index_t 
 
 TEST_CASE("a state at rest keeps what it is told to, and has it where it is extended", "[state]") {
   const index_t slots = GENERATE(0, 1, 3, 64, 700), columns = GENERATE(0, 1, 3);
-  const std::size_t memory = GENERATE(0, 1, 40, 3000);
+  const std::size_t memory = as_size(GENERATE(0, 1, 40, 3000));
   for (const index_t capacity : {slots, slots + 1, 2 * slots + 2000}) {
     for (const bool keeps : {false, true}) {
       for (const std::size_t kept : {std::size_t{0}, memory / 2, memory}) {
@@ -122,7 +122,7 @@ TEST_CASE("a state at rest keeps what it is told to, and has it where it is exte
         const head_state before = of_slots(slots, columns, memory, capacity);
         head_state state = before;
         state.rest(keeps, kept);
-        REQUIRE(state.rests() == (columns * capacity + memory > 0));
+        REQUIRE(state.rests() == (as_size(columns, capacity) + memory > 0));
         if (!state.rests()) {
           continue;
         }
