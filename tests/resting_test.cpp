@@ -87,9 +87,7 @@ head_state left(const any& p, const kvmeld::head_ref& head, head_state of) {
         });
   }
   std::ranges::copy(of.memory().first(use.memory), fresh.memory().begin());
-  if (use.columns) {
-    fresh.count_queries(of.observed());
-  }
+  fresh.count_queries(of.observed());
   return fresh;
 }
 
@@ -126,7 +124,7 @@ TEST_CASE("a state at rest is as its policy says, and nothing of it is held beyo
       const head_state& rests = e.with_room.state(h);
       CHECK(rests.rests());
       CHECK(rests.bytes() ==
-            4 * use.memory + (use.columns ? 2 * slots * as_size(rests.slot_stats()) : 0));
+            4 * use.memory + (use.columns ? as_size(2 * slots, rests.slot_stats()) : 0));
       CHECK((rests.memory().empty() && rests.memory_size() == e.without.state(h).memory_size()));
       CHECK((rests.slot_stats() == 0 || rests.column(0).empty()));
       head_state awake = rests;
@@ -151,6 +149,7 @@ TEST_CASE("a state that rests plans as one that observed the steps before a plan
     const auto heads = heads_of(0);
     std::vector<head_state> states;
     kvmeld::workspace work;
+    states.reserve(heads.size());
     for (const index_t h : heads) {
       states.push_back(left(p, e.kv.head(h), e.without.state(h)));
     }
@@ -308,13 +307,13 @@ TEST_CASE("an engine's own attention is observed from the step on that a plan ne
       for (index_t l = 0; l < layers_of; ++l) {
         const kvmeld::head_range heads = model_cache::of(l, 0);
         std::vector<float> probabilities, log_sum_exp(as_size(kv_heads_of, group)),
-            out(dim * group);
+            out(as_size(group, dim));
         own_kv.append(heads, rows.k[as_size(l)], rows.v[as_size(l)], 1);
         for (index_t i = 0; i < kv_heads_of; ++i) {
           const kvmeld::head_ref head = own_kv.head(heads.first + i);
           std::vector<float> of_head(as_size(group, head.length()));
           kvmeld::attend(head, kvmeld::log_mass_of{head},
-                         rows.q[as_size(l)].data() + i * group * dim, out.data(), of_head,
+                         rows.q[as_size(l)].data() + as_size(i * group, dim), out.data(), of_head,
                          std::span(log_sum_exp).subspan(as_size(i * group), group));
           probabilities.insert(probabilities.end(), of_head.begin(), of_head.end());
         }

@@ -3,7 +3,7 @@
 /// too.
 #pragma once
 
-#include <algorithm>  // std::min, std::ranges::copy
+#include <algorithm>  // std::min, std::copy_n
 #include <bit>        // std::bit_cast
 #include <cstdint>
 #include <cstring>  // std::memcpy
@@ -174,9 +174,7 @@ class head_state : private detail::state_fields {
       return;
     }
     kept_ = observed_ > 0 ? std::min(floats, memory_.size()) : 0;
-    if (!columns) {
-      length_ = 0, observed_ = 0;
-    }
+    length_ = columns ? length_ : 0;
     for (index_t c = 0; c < slot_stats(); ++c) {
       for (index_t s = 0; s < length_; ++s) {
         const auto bits = std::bit_cast<std::uint32_t>(column(c)[as_size(s)]);
@@ -261,38 +259,35 @@ class head_state : private detail::state_fields {
     return own_.data() + bytes_at_rest(as_size(c), length_, kept_) +
            as_size(s) * sizeof(std::uint16_t);
   }
-  void wake() {
-    if (!std::exchange(rests_, false)) {
-      return;
-    }
-    for (index_t c = slot_stats(); c-- > 0;) {  // from the end: over what was read
-      for (index_t s = length_; s-- > 0;) {
+  /// Columns as they were packed in `from`, which may be this. From the end: over what was read.
+  void unpack(const head_state& from) {
+    for (index_t c = slot_stats(); c-- > 0;) {
+      for (index_t s = from.length_; s-- > 0;) {
         std::uint16_t upper = 0;
-        std::memcpy(&upper, packed(c, s), sizeof upper);
+        std::memcpy(&upper, from.packed(c, s), sizeof upper);
         const std::uint32_t bits = std::uint32_t{upper} << 16;
-        std::memcpy(&column(c)[as_size(s)], &bits, sizeof bits);
+        std::memcpy(&columns_[offset(c) + as_size(s)], &bits, sizeof bits);
       }
     }
-    std::ranges::fill(memory_.subspan(kept_), 0.0F);
+    std::ranges::fill(memory_.subspan(from.kept_), 0.0F);
+  }
+  void wake() {
+    if (std::exchange(rests_, false)) {
+      unpack(*this);
+    }
   }
   void copy_numbers(const head_state& from) {
-    if (from.rests_ && own_.size() == 0) {
-      head_state awake(from);
-      awake.wake();
-      return copy_numbers(awake);
+    const std::size_t floats = from.rests_ ? from.kept_ : memory_.size();
+    rests_ = false;
+    std::copy_n(from.memory_.begin(), floats, memory_.begin());
+    for (index_t c = 0; c < slot_stats() && !from.rests_; ++c) {
+      std::copy_n(from.columns_.data() + from.offset(c), from.length_, columns_.data() + offset(c));
     }
-    if (rests_ || from.rests_) {
-      clear();
-    }
-    for (index_t c = 0; c < slot_stats(); ++c) {
-      std::ranges::copy(from.column(c), columns_.begin() + static_cast<std::ptrdiff_t>(offset(c)));
-    }
-    std::ranges::copy(from.memory(), memory_.begin());
     length_ = from.length_;
     observed_ = from.observed_;
     if (from.rests_) {
-      rests_ = true, kept_ = from.kept_;
-      std::memcpy(own_.data(), from.own_.data(), bytes());
+      unpack(from);
+      rest(true, floats);
     }
   }
 };
