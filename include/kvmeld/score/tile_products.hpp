@@ -216,26 +216,29 @@ EIGEN_ALWAYS_INLINE void pv_tile(const float* p, std::ptrdiff_t next, index_t qu
 
 }  // namespace KVMELD_INSTRUCTIONS
 
-/// `x·y [dim]` in float, always summed in the same order, so that equal rows have equal products.
-template <class X, class Y>
-float dot(row<X> x, row<Y> y, index_t dim) {
+KVMELD_NOINLINE inline float dot_floats(const float* x, const float* y, index_t dim) {
   float sum = 0;
-  const float *const xs = detail::floats_in(x), *const ys = detail::floats_in(y);
-  if (xs != nullptr && ys != nullptr) {
-    dot_block<1, 1>(xs, 0, ys, 0, dim, &sum, 0);
-    return sum;
-  }
+  dot_block<1, 1>(x, 0, y, 0, dim, &sum, 0);
+  return sum;
+}
+template <class X, class Y>
+KVMELD_NOINLINE float dot_converted(row<X> x, row<Y> y, index_t dim) {
   constexpr index_t chunk = 256;
-  float a[chunk], b[chunk];
+  float a[chunk], b[chunk], sum = 0;
   for (index_t begin = 0; begin < dim; begin += chunk) {
     const index_t n = std::min(chunk, dim - begin);
     to_floats(x.from(begin), n, a);
     to_floats(y.from(begin), n, b);
-    float part = 0;
-    dot_block<1, 1>(a, 0, b, 0, n, &part, 0);
-    sum += part;
+    sum += dot_floats(a, b, n);
   }
   return sum;
+}
+
+/// `x·y [dim]` in float, always summed in the same order, so that equal rows have equal products.
+template <class X, class Y>
+EIGEN_ALWAYS_INLINE float dot(row<X> x, row<Y> y, index_t dim) {
+  const float *const xs = detail::floats_in(x), *const ys = detail::floats_in(y);
+  return xs != nullptr && ys != nullptr ? dot_floats(xs, ys, dim) : dot_converted(x, y, dim);
 }
 
 /// `‖x − y‖² [dim]` in float.
