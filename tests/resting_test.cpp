@@ -369,4 +369,57 @@ TEST_CASE("a prompt's end is refused where the state rests and has no queries",
   CHECK_NOTHROW(e.with_room.end_prompt(0));
 }
 
+TEST_CASE("a state that rests is no state to plan on", "[resting][errors]") {
+  const kvmeld::snapkv policy{.window = 6};
+  ended far_away{policy};
+  for (index_t t = 0; t < 8; ++t) {
+    step_rows().through(far_away.with_room);
+  }
+  const index_t h = heads_of(0)[0];
+  const head_state at_rest = far_away.with_room.state(h);
+  REQUIRE(at_rest.rests());
+  head_state same = at_rest;
+  kvmeld::workspace work;
+  CHECK_THROWS_WITH(kvmeld::compress(policy, far_away.kv.head(h), same, work, budget{20}),
+                    Catch::Contains("expected reference queries or observed attention"));
+  CHECK(same.rests());
+
+  const kvmeld::fold by_leverage;
+  ended folded{by_leverage};
+  for (const index_t one : heads_of(0)) {  // it keeps its scores, and how many queries these are of
+    const head_state kept = folded.with_room.state(one);
+    model_cache near_kv(capacity);
+    meld near(near_kv, by_leverage, budget{.slots = slots});
+    head_state none({}, 0, capacity), its = none;
+    kvmeld::copy(folded.kv.head(one), none, near_kv.head(one), its);
+    if (kept.rests()) {
+      CHECK_THROWS_WITH(near.set_state(one, kept),
+                        Catch::Contains("set_state: expected a state that observed the steps"));
+    }
+  }
+}
+
+TEST_CASE("pins that are gathered at rest leave slots measured", "[resting][pins]") {
+  for (const auto& example : resting()) {
+    if (!declared(example.policy).supports_decode()) {
+      continue;
+    }
+    CAPTURE(example.name);
+    ended of{example.policy};
+    const index_t next = of.kv.head(heads_of(0)[0]).next_position();
+    of.with_room.pin(0, next + 2, 2);
+    for (index_t t = 0; t < 4; ++t) {
+      step_rows().through(of.with_room);
+    }
+    const prompt_rows rows(4), more(9);
+    for (index_t l = 0; l < layers_of; ++l) {
+      const auto heads = model_cache::of(l, 0);
+      of.kv.append(heads, rows.k[as_size(l)], rows.v[as_size(l)], 4);
+      CHECK_THROWS_WITH(
+          of.with_room.prompt(heads, kvmeld::queries(more.q[as_size(l)], 9, of.kv.spec())),
+          Catch::Contains("at most 4"));
+    }
+  }
+}
+
 }  // namespace resting_test

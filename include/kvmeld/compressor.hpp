@@ -103,7 +103,8 @@ class compressor {
   /// Where a model's heads are split over processes, a shared budget is divided as in one: each
   /// process calls with the `group`, whose `gather` is called once, and only if budgets are shared.
   /// Refused: a request that is not there, heads without equally many tokens, a policy that needs
-  /// queries and was given none; with a group `budget::same_tokens` and `fold::leverage_exponent`
+  /// queries and was given none, or whose state rests; with a group `budget::same_tokens` and
+  /// `fold::leverage_exponent`
   /// (`unsupported`), messages that are not of the same layers.
   template <executor E = serial>
   void end_prompt(index_t request, const E& run = {}, const process_group& group = {}) {
@@ -645,9 +646,18 @@ void compressor<P>::set_state(index_t head, head_state state) {
   expects(state.length() <= slots, "set_state: expected a state of at most ", slots,
           " slots, got one of ", state.length());
   detail::one_head& one = open_.of(head);
-  if (open_.policies.shares(head)) {
-    one.limit = open_.policies.decode_limit(head, slots, one.kept);
-  }
+  const budget limit =
+      open_.policies.shares(head) ? open_.policies.decode_limit(head, slots, one.kept) : one.limit;
+  expects(!state.rests() || open_.policies.with(head,
+                                                [&](const auto& p) {
+                                                  const index_t steps =
+                                                      declared(p).decode_use().steps;
+                                                  return steps == 0 || std::int64_t{slots} + steps <
+                                                                           limit.trigger_length();
+                                                }),
+          "set_state: expected a state that observed the steps before a plan of ",
+          limit.trigger_length(), " slots, got one that rests, of ", slots);
+  one.limit = limit;
   one.state = std::move(state);
   open_.leave_measured(head);
   open_.wake_or_rest(head);

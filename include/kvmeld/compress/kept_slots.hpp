@@ -77,7 +77,6 @@ inline index_t gather_pinned(const head_ref& head, head_state& state, index_t fi
   if (slots.empty()) {
     return 0;
   }
-  state.extend(state.length());  // where it rests
   const auto is_pinned = [&](index_t s) { return std::ranges::binary_search(slots, s); };
   index_t measured = 0;  // of the others
   for (index_t s = first; s < first + state.length(); ++s) {

@@ -64,9 +64,11 @@ void check_compress(const P& p, const head_ref& head, const head_state& state, c
   check(p, b, head.capacity());
   detail::expect_state(p, head, state);
   if (head.length() > b.slots && declared(p).evicts()) {
-    expects(!(declared(p).uses_attention() || declared(p).prompt_use().observes) || queries ||
-                state.observed() > 0,
-            p.name(), ": expected reference queries or observed attention");
+    const bool observed =
+        state.observed() > 0 && !(state.rests() && declared(p).decode_use().steps > 0);
+    expects(
+        !(declared(p).uses_attention() || declared(p).prompt_use().observes) || queries || observed,
+        p.name(), ": expected reference queries or observed attention");
     expects(!declared(p).uses_queries() || declared(p).supports_decode() || queries, p.name(),
             ": expected reference queries");
   }
@@ -239,7 +241,8 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
   const index_t known = state.length();
   const detail::displaced_row displaced(head, work.displaced.data());
   head.push(k, v);
-  if (!state.rests()) {
+  const bool plans = declared(p).evicts() && b.reached(head.length());
+  if (!state.rests() || plans) {
     state.extend(head.length());
   }
   const auto probabilities =
@@ -258,12 +261,11 @@ bool try_step(const P& p, const head_ref& head, head_state& state, workspace& wo
     observe(p, head, state, work,
             {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
   }
-  if (declared(p).evicts() && b.reached(head.length())) {
-    state.extend(head.length());
+  if (plans) {
     plan(p, head, state, b.slots, work.scratch, work.plan);
     apply(p, work.plan, head, state, work.scratch);
   }
-  if (head.length() <= b.slots) {
+  if (head.length() <= b.slots && !state.rests()) {
     declared(p).after_compress(head, state, b.slots);
   }
   return true;

@@ -158,13 +158,16 @@ class open_heads {
     of(h).tokens = kv.head(h).next_position();
     of(h).measured = of(h).state.rests() ? seen_length(h) : of(h).state.length();
   }
+  /// Are there more steps to the plan of head `h` than it reads?
+  bool is_far(index_t h, index_t steps, index_t appended = 0) const {
+    return std::int64_t{seen_length(h)} - appended + steps < of(h).limit.trigger_length();
+  }
   /// The state of head `h` rests where its plan is so far that it need not observe the next step,
   /// or one whose `appended` token is there already.
   void wake_or_rest(index_t h, index_t appended = 0) {
     one_head& one = of(h);
     policies.with(h, [&](const auto& p) {
-      const decode_use use = declared(p).decode_use();
-      if (std::int64_t{seen_length(h)} - appended + use.steps < one.limit.trigger_length()) {
+      if (const decode_use use = declared(p).decode_use(); is_far(h, use.steps, appended)) {
         one.state.rest(use.columns, use.memory);
       } else if (one.state.rests()) {
         one.state.extend(known_slots(h));
@@ -560,6 +563,9 @@ void open_heads<P>::gather(const char* call, const head_selection& chosen) {
       }
     }
     one.gathered = head.next_position();
+    if (one.state.rests()) {
+      one.state.extend(known_slots(h));
+    }
     const index_t pinned = gather_pinned(head, one.state, one.kept.count(), pins_of(h));
     one.kept.pinned += pinned;
     one.limit = policies.limit_without(h, one.limit, pinned);  // until a prompt ends

@@ -129,7 +129,8 @@ struct prompt_use {
   bool needs_queries() const { return observes || plans != planned::none; }
 };
 
-/// What a plan of decode needs of earlier steps: until it is near a `compressor` holds no more.
+/// What a plan of decode needs of earlier steps, each of one token: until it is near a `compressor`
+/// holds no more. Not for policies whose attention or `after_compress` reads the state.
 struct decode_use {
   /// Observed right before it; those before them change nothing, but for what is kept.
   index_t steps = std::numeric_limits<index_t>::max();
