@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-/// Rows in blocks of 8, 6 or 4 bits as their formats are defined (ggml's `block_q8_0`, `block_q4_0`;
-/// `q6_0` is kvmeld's), and the Hadamard matrix by its entries: double loops over bytes, without the library.
+/// Rows in blocks of 8, 6 or 4 bits as their formats are defined (ggml's `block_q8_0`,
+/// `block_q4_0`; `q6_0` is kvmeld's), and the Hadamard matrix by its entries: double loops over
+/// bytes, without the library.
 #pragma once
 
 #include <bit>
@@ -19,9 +20,9 @@ inline double half_at(const std::byte* x) {
   return bits >> 15 != 0 ? -magnitude : magnitude;
 }
 
-/// `dim` numbers of blocks of 32 in `bits` (8, 6 or 4) each: a half `d`, then 32 signed bytes `c`, or
-/// 16 bytes of numbers `j` (lower half) and `j + 16` (upper half): `d · c`, `d · (c − 8)`. Of 6 bits
-/// these are the lower 4, and 8 bytes follow with 2 more of numbers `j`, `j + 8`, `j + 16` and
+/// `dim` numbers of blocks of 32 in `bits` (8, 6 or 4) each: a half `d`, then 32 signed bytes `c`,
+/// or 16 bytes of numbers `j` (lower half) and `j + 16` (upper half): `d · c`, `d · (c − 8)`. Of 6
+/// bits these are the lower 4, and 8 bytes follow with 2 more of numbers `j`, `j + 8`, `j + 16` and
 /// `j + 24`, from the lowest bits on: `d · (c − 32)`.
 inline std::vector<double> blocks(const std::byte* row, int bits, int dim) {
   std::vector<double> x;

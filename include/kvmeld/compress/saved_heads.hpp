@@ -18,12 +18,12 @@ namespace kvmeld::inline v0 {
 // All numbers are little-endian; floats are their bits.
 //
 //     "kvmeld\r\n"                       8 bytes; line ends, as text mode would spoil them
-//     version, heads, capacity           u32 each; version: 3, or 4 with rows beside the slots:
+//     version, heads, capacity           u32 each; version: 5, or 6 with rows beside the slots:
 //                                        newest ones in half, or a mean
 //     for every head:
 //       scalars of keys, of values       u32 each: 0 float, 1 half, 2 bfloat16, 3 q8_0, 4 q4_0,
 //                                        5 q6_0, 6 k8, 7 k6, 8 k4
-//       newest rows in half              u32 (version 4)
+//       newest rows in half              u32 (version 6)
 //       group, dims of keys, of values   u32 each
 //       place of values                  u32: 0 their own, 1 in the keys
 //       scale, soft cap                  f32 each
@@ -36,7 +36,7 @@ namespace kvmeld::inline v0 {
 //       floats of memory                 u64
 //     for every head:
 //       length, measured, seen           u32 each: slots, those that have columns, tokens so far
-//       rounded                          u32 (version 4): tokens before it are not the newest
+//       rounded                          u32 (version 6): tokens before it are not the newest
 //       observed                         u64 queries
 //     for every head:
 //       keys, values                     [length, its dim] scalars; q8_0: blocks of half and 32 i8;
@@ -65,7 +65,7 @@ template <class Heads, class Field>
 void each_common_field(Heads& heads, Field field) {
   const auto number = [&](const char* what, auto x) { field(what, static_cast<std::uint32_t>(x)); };
   const storage_pair& type = heads.head(0).type();
-  number("version", has_rows_beside(type) ? 4 : 3);
+  number("version", has_rows_beside(type) ? 6 : 5);
   field("heads", heads.count());
   field("capacity", heads.head(0).capacity());
   for (index_t i = 0; i < heads.count(); ++i) {
@@ -160,7 +160,7 @@ inline void clear_unread(const head_ref& head) {
       }
     }
   }
-  if (head.length() == 0 || (newest > 0 && head.rounded() == 0)) {
+  if (head.length() == 0 || (newest > 0 && head.rounded() <= first_in_half)) {
     std::ranges::fill(head.key_mean(), Eigen::half{});
   }
 }

@@ -123,11 +123,19 @@ void to_floats(row<Block> x, index_t dim, float* out) {
   }
 }
 
-inline void to_floats(row<any_scalar> x, index_t dim, float* out) {
+/// ... of a row that is not floats side by side.
+KVMELD_NOINLINE inline void convert_to_floats(const row<any_scalar>& x, index_t dim, float* out) {
   if (is_centred(x.type) && x.first == 0 && dim == x.dim) {
     detail::centred_to_floats(x, out);
   } else {
     x.visit([&](auto typed) { to_floats(typed, dim, out); });
+  }
+}
+inline void to_floats(row<any_scalar> x, index_t dim, float* out) {
+  if (const float* const floats = detail::floats_in(x)) [[likely]] {
+    std::copy_n(floats, dim, out);
+  } else {
+    convert_to_floats(x, dim, out);
   }
 }
 
@@ -164,7 +172,8 @@ inline void copy_slots(const head_ref& from, const head_ref& to) {
   const index_t length = from.length();
   if (to.metadata().length != from.metadata().length) {  // else the same head, by another table
     to.truncate(0);
-    if (from.type().keys == to.type().keys && from.rounded() > 0) {
+    const index_t in_half = from.type().newest > 0 ? first_in_half : 0;  // whatever is rounded
+    if (from.type().keys == to.type().keys && from.rounded() > in_half) {
       std::ranges::copy(from.key_mean(), to.key_mean().begin());
     } else {
       to.set_key_mean(

@@ -244,7 +244,9 @@ struct any_scalar {};
 /// the mean of its head's keys, rotated. The mean, in half, is of the keys that the head has been
 /// given when it first rounds one, but for the first tokens', and stays while a key is held less
 /// it. Some models' keys have a large number that is nearly the same at every token (Qwen 2.5: 211
-/// beside a median of .76), which no block's scale suits.
+/// beside a median of .76), which no block's scale suits. Without `newest` rows in half the first
+/// call decides it: better a prompt than a token. Rotated numbers are up to the square root of the
+/// power of two in the dim times as large: blocks are NaN beyond that part of what theirs hold.
 enum class storage : std::uint8_t { f32, f16, bf16, q8_0, q4_0, q6_0, k8, k6, k4 };
 
 /// Are rows held less their head's mean?
@@ -337,17 +339,18 @@ struct row<any_scalar> {
   std::byte* data;
   std::ptrdiff_t step;  ///< in bytes
   storage type;
-  /// Of a row that is held less its head's mean `[dim]`, which is read whole.
+  /// Of a row that is held less its head's mean, and read whole. In few bytes: rows are handed on
+  /// for every slot.
   /// @{
-  index_t dim = 0;
-  const Eigen::half* mean = nullptr;
-  index_t first = 0;  ///< its number that this begins with
+  std::int16_t dim = 0;
+  std::int16_t first = 0;             ///< its number that this begins with
+  const Eigen::half* mean = nullptr;  ///< [dim]
   /// @}
 
   row from(index_t i) const {
     if (is_centred(type)) {
       row rest = *this;
-      rest.first += i;
+      rest.first = static_cast<std::int16_t>(first + i);
       return rest;
     }
     return {data + (in_blocks(type) ? i / q8_0::size : i) * step, step, type};

@@ -139,7 +139,8 @@ class head_ref {
   /// The memory of slot `s` for its rows; of one of the newest, what it is not read from.
   /// @{
   row<any_scalar> held_key(index_t s) const {
-    return {address(keys_, s), keys_.element, type_.keys, dim_, key_mean_};
+    return {address(keys_, s), keys_.element, type_.keys, static_cast<std::int16_t>(dim_), 0,
+            key_mean_};
   }
   row<any_scalar> held_value(index_t s) const {
     return {address(values_, s), values_.element, type_.values};
@@ -163,7 +164,7 @@ class head_ref {
   }
   /// Makes it that of `count` keys, `read(i, float* [dim])` each, of tokens `position(i)`, and of
   /// the newest rows; 0 where it is not finite in half. The first tokens, unlike all others, are
-  /// left out. No slot's key may be held less it. Without a mean: nothing.
+  /// left out where there are others. No slot's key may be held less it. Without a mean: nothing.
   template <class Position, class Read>
   void set_key_mean(index_t count, Position position, Read read) const {
     if (key_mean_ != nullptr) [[unlikely]] {
@@ -173,8 +174,12 @@ class head_ref {
   /// The same before `count` keys are appended, if they are the first with which one is rounded.
   template <class Read>
   void before_keys(index_t count, Read read) const {
-    const bool none = first_ + length() == 0 || (newest_.count > 0 && *newest_.rounded == 0);
-    if (key_mean_ != nullptr && none && next_position() + count > newest_.count) [[unlikely]] {
+    const index_t in_half = rows_in_half(newest_.count);
+    const auto none_is_rounded = [&] {
+      return first_ + length() == 0 || (in_half > 0 && *newest_.rounded <= first_in_half);
+    };
+    if (key_mean_ != nullptr && none_is_rounded() && next_position() + count > in_half)
+        [[unlikely]] {
       average_keys(
           count, [&](index_t i) { return next_position() + i; }, read);
     }
@@ -376,8 +381,13 @@ class head_ref {
     float x[4096], sum[4096];  // the longest row
     std::fill_n(sum, dim_, 0.0F);
     index_t keys = 0;
+    bool others = false;  // than the first tokens'
     const auto add = [&](index_t at) {
-      if (at >= first_in_half) {
+      if (!others && at >= first_in_half) {
+        others = true, keys = 0;
+        std::fill_n(sum, dim_, 0.0F);
+      }
+      if (others == (at >= first_in_half)) {
         ++keys;
         for (index_t i = 0; i < dim_; ++i) {
           sum[i] += x[i];

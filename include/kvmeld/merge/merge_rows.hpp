@@ -74,8 +74,10 @@ constexpr float least_overflow(storage type) {
   }
 }
 
-/// Do the weights make a mean, or less? Its magnitude is at most the largest source's.
-inline bool is_mean(std::span<const merge_source> sources, float merge_source::*weight) {
+/// Do the weights make a mean, or less? Its magnitude is at most the largest source's; less a mean
+/// of its own that holds for the whole mean alone.
+inline bool is_mean(std::span<const merge_source> sources, float merge_source::*weight,
+                    bool whole) {
   float sum = 0;
   for (const merge_source& e : sources) {
     if (!(e.*weight >= 0)) {
@@ -83,14 +85,14 @@ inline bool is_mean(std::span<const merge_source> sources, float merge_source::*
     }
     sum += e.*weight;
   }
-  return sum <= 1 + 1e-6F;
+  return sum <= 1 + 1e-6F && (!whole || sum >= 1 - 1e-6F);
 }
 
 /// Is the weighted sum of rows `[dim]`, and `delta`, finite in the storage of the rows?
 template <class RowOf>
 bool fits(storage type, index_t dim, std::span<const merge_source> sources,
           float merge_source::*weight, std::span<const float> delta, RowOf row_of) {
-  if (delta.empty() && is_mean(sources, weight) &&
+  if (delta.empty() && is_mean(sources, weight, is_centred(type)) &&
       std::ranges::all_of(sources,
                           [&](const merge_source& e) { return row_of(e.source).type == type; })) {
     return true;
