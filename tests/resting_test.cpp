@@ -43,6 +43,12 @@ std::vector<fixtures::example> resting() {
           {"kvzip", kvmeld::kvzip()}};
 }
 
+std::vector<fixtures::example> resting_in_decode() {
+  auto all = resting();
+  std::erase_if(all, [](const auto& e) { return !declared(e.policy).supports_decode(); });
+  return all;
+}
+
 /// Rows of one step of a request, `[layers]`.
 struct step_rows {
   std::vector<std::vector<float>> q, k, v;
@@ -138,11 +144,8 @@ TEST_CASE("a state at rest is as its policy says, and nothing of it is held beyo
 
 TEST_CASE("a state that rests plans as one that observed the steps before a plan alone",
           "[resting]") {
-  for (const auto& example : resting()) {
+  for (const auto& example : resting_in_decode()) {
     const any& p = example.policy;
-    if (!declared(p).supports_decode()) {
-      continue;
-    }
     CAPTURE(example.name);
     const kvmeld::decode_use use = declared(p).decode_use();
     ended e(p);
@@ -188,11 +191,8 @@ TEST_CASE("a state that rests plans as one that observed the steps before a plan
 }
 
 TEST_CASE("a state at rest is copied, saved and loaded, and goes on bit for bit", "[resting]") {
-  for (const auto& example : resting()) {
+  for (const auto& example : resting_in_decode()) {
     const any& p = example.policy;
-    if (!declared(p).supports_decode()) {
-      continue;
-    }
     CAPTURE(example.name);
     ended e(p);
     for (int t = 0; t < 3; ++t) {
@@ -229,11 +229,8 @@ TEST_CASE("a state at rest is copied, saved and loaded, and goes on bit for bit"
 TEST_CASE("drafts over the step that wakes a state count as steps would, or were never there",
           "[resting]") {
   constexpr index_t drafted = 6;
-  for (const auto& example : resting()) {
+  for (const auto& example : resting_in_decode()) {
     const any& p = example.policy;
-    if (!declared(p).supports_decode()) {
-      continue;
-    }
     CAPTURE(example.name);
     ended e(p);
     model_cache plain_kv(capacity);
@@ -291,11 +288,8 @@ TEST_CASE("another prompt is planned on what rest left of the last", "[resting]"
 }
 
 TEST_CASE("an engine's own attention is observed from the step on that a plan needs", "[resting]") {
-  for (const auto& example : resting()) {
+  for (const auto& example : resting_in_decode()) {
     const any& p = example.policy;
-    if (!declared(p).supports_decode()) {
-      continue;
-    }
     CAPTURE(example.name);
     ended e(p);
     model_cache own_kv(capacity);
@@ -330,11 +324,8 @@ TEST_CASE("an engine's own attention is observed from the step on that a plan ne
 }
 
 TEST_CASE("a head whose state rests gathers tokens that are pinned", "[resting][pins]") {
-  for (const auto& example : resting()) {
+  for (const auto& example : resting_in_decode()) {
     const any& p = example.policy;
-    if (!declared(p).supports_decode()) {
-      continue;
-    }
     CAPTURE(example.name);
     ended e(p);
     model_cache plain_kv(capacity);
@@ -400,10 +391,7 @@ TEST_CASE("a state that rests is no state to plan on", "[resting][errors]") {
 }
 
 TEST_CASE("pins that are gathered at rest leave slots measured", "[resting][pins]") {
-  for (const auto& example : resting()) {
-    if (!declared(example.policy).supports_decode()) {
-      continue;
-    }
+  for (const auto& example : resting_in_decode()) {
     CAPTURE(example.name);
     ended of{example.policy};
     const index_t next = of.kv.head(heads_of(0)[0]).next_position();

@@ -648,13 +648,11 @@ void compressor<P>::set_state(index_t head, head_state state) {
   detail::one_head& one = open_.of(head);
   const budget limit =
       open_.policies.shares(head) ? open_.policies.decode_limit(head, slots, one.kept) : one.limit;
-  expects(!state.rests() || open_.policies.with(head,
-                                                [&](const auto& p) {
-                                                  const index_t steps =
-                                                      declared(p).decode_use().steps;
-                                                  return steps == 0 || std::int64_t{slots} + steps <
-                                                                           limit.trigger_length();
-                                                }),
+  const bool may_rest = open_.policies.with(head, [&](const auto& p) {
+    const index_t steps = declared(p).decode_use().steps;
+    return steps == 0 || open_.is_far(slots, steps, limit);
+  });
+  expects(!state.rests() || may_rest,
           "set_state: expected a state that observed the steps before a plan of ",
           limit.trigger_length(), " slots, got one that rests, of ", slots);
   one.limit = limit;

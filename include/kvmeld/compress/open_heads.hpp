@@ -158,16 +158,17 @@ class open_heads {
     of(h).tokens = kv.head(h).next_position();
     of(h).measured = of(h).state.rests() ? seen_length(h) : of(h).state.length();
   }
-  /// Are there more steps to the plan of head `h` than it reads?
-  bool is_far(index_t h, index_t steps, index_t appended = 0) const {
-    return std::int64_t{seen_length(h)} - appended + steps < of(h).limit.trigger_length();
+  /// Has a head of so many slots more steps to its plan than the plan reads?
+  static bool is_far(index_t slots, index_t steps, const budget& limit) {
+    return std::int64_t{slots} + steps < limit.trigger_length();
   }
   /// The state of head `h` rests where its plan is so far that it need not observe the next step,
   /// or one whose `appended` token is there already.
   void wake_or_rest(index_t h, index_t appended = 0) {
     one_head& one = of(h);
     policies.with(h, [&](const auto& p) {
-      if (const decode_use use = declared(p).decode_use(); is_far(h, use.steps, appended)) {
+      const decode_use use = declared(p).decode_use();
+      if (is_far(seen_length(h) - appended, use.steps, one.limit)) {
         one.state.rest(use.columns, use.memory);
       } else if (one.state.rests()) {
         one.state.extend(known_slots(h));

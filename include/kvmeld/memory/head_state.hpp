@@ -183,7 +183,7 @@ class head_state : private detail::state_fields {
       }
     }
     rests_ = true;
-    own_.clear(bytes(), own_.size());
+    own_.release(bytes(), own_.size());  // a state that wakes sets what it has not kept
   }
   bool rests() const { return rests_; }
 
