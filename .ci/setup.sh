@@ -9,7 +9,7 @@ jobs=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
 fail() {
   printf '\n%s\n' "$2" >&2
   # From the first compiler error on; anything else tells its reason in its last lines.
-  { sed -n '/^FAILED:/,$p' "$1" | grep . || tail -n 30 "$1"; } | cut -c1-240 | head -n 30 | sed 's/^/  | /' >&2
+  { sed -n '/^FAILED:/,$p' "$1" | grep . || tail -n 30 "$1"; } | cut -c1-240 | sed -n '1,30s/^/  | /p' >&2
   printf 'whole log: %s\n' "$1" >&2
   exit 1
 }
