@@ -268,7 +268,7 @@ int main(int argc, char** argv) {
   bench::processor_time = bench::take_flag(argc, argv, "--processor_time");
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
-    return 1;
+    return 2;
   }
   benchmark::RunSpecifiedBenchmarks();
 }

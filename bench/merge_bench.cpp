@@ -297,7 +297,7 @@ int main(int argc, char** argv) {
   add_growth(streaming_llm{}, random_tokens{}, key_diff{}, snapkv{}, tova{}, expected_attention{});
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
-    return 1;
+    return 2;
   }
   benchmark::RunSpecifiedBenchmarks();
 }

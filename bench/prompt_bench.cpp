@@ -132,7 +132,7 @@ int main(int argc, char** argv) {
       {.window_and_decayed = false, .given_log_sum_exp = true});
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
-    return 1;
+    return 2;
   }
   benchmark::RunSpecifiedBenchmarks();
 }

@@ -116,7 +116,7 @@ int main(int argc, char** argv) {
   add(h2o{}, snapkv{}, zsmerge{}, keepkv{}, fold{});
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
-    return 1;
+    return 2;
   }
   benchmark::RunSpecifiedBenchmarks();
 }

@@ -18,5 +18,5 @@ int main(int count, char** arguments) try {
   return 0;
 } catch (const std::exception& e) {
   std::cerr << e.what() << '\n';
-  return 1;
+  return dynamic_cast<const evaluate::usage_error*>(&e) != nullptr ? 2 : 1;
 }
