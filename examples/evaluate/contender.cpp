@@ -179,9 +179,9 @@ std::vector<index_t> allocate_slots(const contender& c, kvmeld::cache& kv,
 }
 
 std::vector<index_t> allocate_slots(const contender& c, index_t tokens, index_t heads) {
-  return c.budgets == budget_allocation::uniform || c.limit.slots >= tokens
-             ? std::vector<index_t>(as_size(heads), c.limit.slots)
-             : with_own(c, by_profile(c, tokens));
+  return c.budgets == budget_allocation::profile && c.limit.slots < tokens
+             ? with_own(c, by_profile(c, tokens))
+             : std::vector<index_t>(as_size(heads), c.limit.slots);
 }
 
 }  // namespace evaluate

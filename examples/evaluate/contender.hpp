@@ -34,10 +34,11 @@ struct contender {
     return !kvmeld::declared(policy).evicts() && storage == kvmeld::storage::f32;
   }
   bool keeps_all(std::size_t i) const { return !whole.empty() && whole[i] != 0; }
-  /// Can it decode from an empty cache? A division needs a prompt to go by, or a profile of others.
+  /// Can it decode from an empty cache? Slots that heads share are divided at a prompt's end, or by
+  /// a profile; until then each head has as many as any other. Other divisions need a prompt.
   bool streams() const {
     return kvmeld::declared(policy).supports_decode() &&
-           (budgets == budget_allocation::uniform || budgets == budget_allocation::profile);
+           (budgets == budget_allocation::uniform || is_shared(budgets));
   }
 };
 
@@ -56,8 +57,8 @@ std::vector<index_t> full_heads(const kvmeld::cache& kv);
 std::vector<index_t> allocate_slots(const contender& c, kvmeld::cache& kv,
                                     std::span<const kvmeld::head_state> measured);
 
-/// Slots of so many heads for a stream of at most `tokens`, before its first: the contender's own
-/// for all, or by its profile.
+/// Slots of so many heads for a stream of at most `tokens`, before its first: by the contender's
+/// profile, or as many for each.
 std::vector<index_t> allocate_slots(const contender& c, index_t tokens, index_t heads);
 
 /// What one threshold over the model, as of `kvmeld::budget::shared`, or its profile gives each of

@@ -12,9 +12,10 @@
 
 namespace evaluate {
 
-/// The policies of least error are in colour, the others grey. Both axes are logarithmic, and both
-/// panels have the same: what is without loss is not shown. Empty: nothing to show.
-inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
+/// Of policies that evict. Both axes are logarithmic, and both panels have the same: what is
+/// without loss is not shown. Empty: nothing to show.
+inline std::string error_picture(std::vector<row> rows, index_t prompt, const palette& colours) {
+  std::erase_if(rows, keeps_all);
   std::vector<line_panel> panels;
   for (const auto& [value, title] :
        {std::pair{&row::attention_error, fmt::format("after a prompt of {} tokens", prompt)},
@@ -32,7 +33,8 @@ inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
   if (panels.empty()) {
     return {};
   }
-  const auto policies = by_error(rows, policies_of(rows, panels), panels.front().value);
+  auto policies = by_error(rows, policies_of(rows, panels), panels.front().value);
+  const std::size_t in_colour = colours.to_front(policies);
   const auto budgets = coordinates(rows, panels, &point::x),
              errors = coordinates(rows, panels, &point::y);
   constexpr int width = 800, height = 420;
@@ -54,13 +56,13 @@ inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
           ? "0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, "
             "0.6, 0.8, 1, 1.2, 1.5, 2"
           : "0.0001, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10");
-  script += styles(policies, width, height);
+  script += styles(policies, colours, width, height);
   double left = 0.1;
   for (const line_panel& p : panels) {
     const double right = panels.size() > 1 ? left + 0.412 : 0.97;
     const bool after = p.value == &row::attention_error;
     script +=
-        plot_panel(rows, p, after ? 0 : 1, policies, left, right,
+        plot_panel(rows, p, after ? 0 : 1, policies, in_colour, left, right,
                    fmt::format("set title '{}' offset 0,-0.4\n{}", p.title,
                                left < 0.2 ? "set ylabel 'relative error  ‖o′ − o‖ / ‖o‖' offset 1\n"
                                           : "unset ylabel\nunset label\nset format y ''\n"),
@@ -70,9 +72,9 @@ inline std::string error_picture(const std::vector<row>& rows, index_t prompt) {
   return script + "unset multiplot\n";
 }
 
-/// At the smallest budget, whose stream is the farthest within the model's context. Coloured like
-/// picture `error`: those of least error. Empty: nothing to show.
-inline std::string stream_picture(const std::vector<outcome>& outcomes) {
+/// At the smallest budget, whose stream is the farthest within the model's context. Empty: nothing
+/// to show.
+inline std::string stream_picture(const std::vector<outcome>& outcomes, const palette& colours) {
   std::vector<const outcome*> lines;
   for (const outcome& x : outcomes) {
     if (mean_of(x.result.stream_error) > 0 &&
@@ -112,15 +114,20 @@ inline std::string stream_picture(const std::vector<outcome>& outcomes) {
       "set rmargin at screen 0.97\n",
       lines.front()->result.slots, 0.9 * least, 1.1 * greatest, stream_budgets,
       lines.front()->result.slots);
-  std::vector<std::string> policies, curves;
+  std::vector<std::string> policies;
   for (const outcome* x : lines) {
     policies.push_back(x->result.policy);
-    curves.emplace_back();
+  }
+  const std::size_t in_colour = colours.to_front(policies);
+  std::vector<std::string> curves(policies.size());
+  for (const outcome* x : lines) {
+    std::string& curve =
+        curves[as_size(std::ranges::find(policies, x->result.policy) - policies.begin())];
     for (std::size_t b = 0; b < x->stream_error.size(); ++b) {
-      curves.back() += fmt::format("{} {:.6g}\n", static_cast<double>(b) + 1.5, x->stream_error[b]);
+      curve += fmt::format("{} {:.6g}\n", static_cast<double>(b) + 1.5, x->stream_error[b]);
     }
   }
-  return script + plot_curves("line", curves, styles(policies, width, height));
+  return script + plot_curves("line", curves, in_colour, styles(policies, colours, width, height));
 }
 
 }  // namespace evaluate

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <fstream>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -66,11 +67,12 @@ void draw_pictures(const options& o, const plan& todo, const engine::config& sha
   for (const outcome& x : outcomes) {
     rows.push_back(x.result);
   }
+  const palette colours(rows);
   for (const auto& [name, script] :
-       {std::pair<std::string, std::string>{"error", error_picture(rows, o.prompt)},
-        {"bytes", bytes_picture(rows)},
+       {std::pair<std::string, std::string>{"error", error_picture(rows, o.prompt, colours)},
+        {"bytes", bytes_picture(rows, colours)},
         {"needle", needle_picture(outcomes)},
-        {"stream", stream_picture(outcomes)},
+        {"stream", stream_picture(outcomes, colours)},
         {"heads", heads_picture(mean_head_stats(m.looking), shape.heads)},
         {"retention", retention_picture(todo, shape, m)}}) {
     if (script.empty()) {
@@ -125,6 +127,14 @@ int run(options o, std::ostream& out, std::ostream& err) {
   if (o.tasks.second_table()) {
     tasks_csv = open_csv(tasks_file(o.csv), write_tasks_header);
   }
+
+  const auto say = [&out](std::span<const std::string> notes) {
+    for (const std::string& note : notes) {
+      out << "note: " << note << '\n';
+    }
+  };
+  say(todo.notes);
+  const std::size_t said = todo.notes.size();
 
   progress bar(err, o.terminal);
   double work = weight::of_all(o, todo);
@@ -185,9 +195,7 @@ int run(options o, std::ostream& out, std::ostream& err) {
   }
   bar.clear();
   out << tasks_table(todo, tasks_done) << "\n* best of its budget\n";
-  for (const std::string& note : todo.notes) {
-    out << "note: " << note << '\n';
-  }
+  say(std::span(todo.notes).subspan(said));
   out << fmt::format("{:<9}  {}\n", "table", o.csv.string());
   if (tasks_csv.is_open()) {
     out << fmt::format("{:<9}  {}\n", "tasks", tasks_file(o.csv).string());

@@ -88,13 +88,18 @@ inline std::string_view colour(std::size_t i) {
   return palette[i % palette.size()];
 }
 
-/// Names and their colours, in as many rows as they take, the last at height `y` of the screen:
-/// line styles 1 and on.
-inline std::string legend(const std::vector<std::string>& names, double y, int picture_width,
+/// A name and the line style that it stands for.
+struct legend_entry {
+  std::string name;
+  std::size_t style;
+};
+
+/// Names and their lines, in as many rows as they take, the last at height `y` of the screen.
+inline std::string legend(const std::vector<legend_entry>& names, double y, int picture_width,
                           int picture_height) {
   constexpr double letter = 7.4, sample = 48, line = 9, row_height = 22;  // pixels, about
   const auto width_of = [&](std::size_t i) {
-    return sample + letter * static_cast<double>(names[i].size());
+    return sample + letter * static_cast<double>(names[i].name.size());
   };
   std::vector<std::size_t> begins = {0};  // of rows
   double width = 0;
@@ -120,7 +125,7 @@ inline std::string legend(const std::vector<std::string>& names, double y, int p
           "point linestyle {4}\n"
           "set arrow {0} from screen {5:.4f},{3:.3f} to screen {6:.4f},{3:.3f} nohead "
           "linestyle {4}\n",
-          100 + i, names[i], x / picture_width, y + above / picture_height, i + 1,
+          100 + i, names[i].name, x / picture_width, y + above / picture_height, names[i].style,
           (x - line) / picture_width, (x + line) / picture_width);
       x += width_of(i);
     }

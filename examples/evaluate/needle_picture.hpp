@@ -11,7 +11,8 @@
 
 namespace evaluate {
 
-/// A panel for each policy, the full cache's first; empty: nothing to show.
+/// A panel for each policy, the full cache's first; those that found the same as it, and those that
+/// found nothing, are named below. Empty: nothing to show.
 inline std::string needle_picture(const std::vector<outcome>& outcomes) {
   struct panel {
     std::string policy;
@@ -30,19 +31,29 @@ inline std::string needle_picture(const std::vector<outcome>& outcomes) {
   if (panels.empty()) {
     return {};
   }
-  // What found nothing at any budget is named below, in one line or several.
-  std::string none;
-  std::size_t letters = 0;
   const panel first = panels.front();
-  std::erase_if(panels, [&](const panel& p) {
-    const bool found = std::ranges::any_of(
-        p.budgets, [](const outcome* x) { return x->needle_after.share().mean > 0; });
-    if (!found) {
-      const bool full = letters + p.policy.size() > 100;
-      none += (none.empty() ? "none found: " : full ? ",\\n" : ", ") + p.policy;
-      letters = (full ? 0 : letters) + p.policy.size() + 2;
-    }
-    return !found;
+  std::string named;  // below, in one line or several
+  const auto name_below = [&](const std::string& what, auto which) {
+    std::size_t letters = 0;
+    std::string names;
+    std::erase_if(panels, [&](const panel& p) {
+      const bool is_named = which(p);
+      if (is_named) {
+        const bool full = letters + p.policy.size() > 100;
+        names += (names.empty() ? what + ": " : full ? ",\\n" : ", ") + p.policy;
+        letters = (full ? 0 : letters) + p.policy.size() + 2;
+      }
+      return is_named;
+    });
+    named += (named.empty() || names.empty() ? "" : "\\n") + names;
+  };
+  name_below("as " + first.policy, [&](const panel& p) {
+    return p.policy.starts_with(first.policy + "/") &&
+           p.budgets.front()->needle_after.right == first.budgets.front()->needle_after.right;
+  });
+  name_below("none found", [](const panel& p) {
+    return std::ranges::none_of(p.budgets,
+                                [](const outcome* x) { return x->needle_after.share().mean > 0; });
   });
   if (panels.empty()) {
     panels.push_back(first);
@@ -63,7 +74,7 @@ inline std::string needle_picture(const std::vector<outcome>& outcomes) {
       "set yrange [{}:-0.5]\n"
       "set label 1 'budget, slots per head' at screen 0.49,{:.4f} center\n"
       "set label 2 \"{}\" noenhanced at screen 0.1,{:.4f} font ',11'\n",
-      depth_bins - 0.5, 72 / height, none, 48 / height);
+      depth_bins - 0.5, 72 / height, named, 48 / height);
   constexpr double begin = 0.1, end = 0.905, gap = 0.018;
   const double step = (end - begin + gap) / static_cast<double>(abreast);
   for (std::size_t i = 0; i < panels.size(); ++i) {

@@ -11,7 +11,9 @@
 namespace evaluate {
 
 std::string budget_option::text() const {
-  return of_bytes ? fmt::format("{:g}%", 100 * given) : fmt::format("{:g}", given);
+  return of == unit::bytes                 ? fmt::format("{:g}%", 100 * given)
+         : of == unit::share && given == 1 ? "1.0"
+                                           : fmt::format("{:g}", given);
 }
 
 namespace detail {
@@ -21,15 +23,21 @@ std::vector<budget_option> parse_budgets(const std::string& list) {
   constexpr double most = 1 << 24;
   std::vector<budget_option> budgets;
   for (const std::string& word : split(list)) {
+    using unit = budget_option::unit;
     double x = 0;
-    const bool percent = word.ends_with('%');
+    const unit of = word.ends_with('%')                   ? unit::bytes
+                    : word.find('.') != std::string::npos ? unit::share
+                                                          : unit::slots;
     const bool number =
-        CLI::detail::lexical_cast(percent ? word.substr(0, word.size() - 1) : word, x);
-    require(number && x > 0 && (percent ? x < 100 : x <= most && (x < 1 || x == std::floor(x))),
-            "--budgets: expected shares of the prompt below 1, whole slots or percents of the full "
-            "cache's bytes (10%), got '" +
+        CLI::detail::lexical_cast(of == unit::bytes ? word.substr(0, word.size() - 1) : word, x);
+    require(number && x > 0 &&
+                (of == unit::bytes   ? x < 100
+                 : of == unit::share ? x <= 1
+                                     : x <= most && x == std::floor(x)),
+            "--budgets: expected shares of the prompt (0.1, at most 1.0), slots per head (90) or "
+            "percents of the full cache's bytes (10%), got '" +
                 word + "'");
-    budgets.push_back({percent ? x / 100 : x, percent});
+    budgets.push_back({of == unit::bytes ? x / 100 : x, of});
   }
   require(!budgets.empty(), "--budgets: expected at least 1 budget");
   return budgets;
@@ -85,7 +93,7 @@ options parse(int count, const char* const* arguments) {
                  "tokens after the prompt whose queries attention_error averages");
   app.add_option(
       "--budgets", budgets,
-      "below 1: share of the prompt; from 1 on: slots per head; 10%: of the full float32 cache");
+      "0.1: share of the prompt; 90: slots per head; 10%: of the full float32 cache's bytes");
   app.add_option("--room", o.room,
                  "slots per head in addition to the budget, for tokens after the prompt");
   app.add_option("--prompt", o.prompt, "tokens of a prompt");

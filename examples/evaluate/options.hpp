@@ -20,17 +20,18 @@ struct help_request {
   std::string text;
 };
 
-/// What a head may hold: a share of the prompt's slots below 1, slots from 1 on; or a share of the
-/// full cache's bytes, whatever a policy spends them on.
+/// What a head may hold: a share of the prompt's slots, so many slots, or a share of the full
+/// cache's bytes, whatever a policy spends them on.
 struct budget_option {
-  double given = 1;
-  bool of_bytes = false;
+  enum class unit { share, slots, bytes };
 
-  bool is_share() const { return given < 1; }
+  double given = 1;
+  unit of = unit::share;
+
   /// Not of bytes: the slots of every policy.
   index_t slots(index_t prompt) const {
-    return is_share() ? std::max(index_t{1}, static_cast<index_t>(given * prompt + 0.5))
-                      : static_cast<index_t>(given);
+    return of == unit::share ? std::max(index_t{1}, static_cast<index_t>(given * prompt + 0.5))
+                             : static_cast<index_t>(given);
   }
   /// As it was given.
   std::string text() const;

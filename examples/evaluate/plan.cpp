@@ -28,6 +28,20 @@ std::string refusal_of(const any_policy& p, const kvmeld::storage_pair& type, in
   }
 }
 
+std::pair<any_policy, std::string> holding(const named_policy& n, index_t slots, index_t room,
+                                           index_t dim) {
+  any_policy policy = n.measuring();
+  std::string refusal = refusal_of(policy, n.storage, slots, dim);
+  if (is_shared(n.budgets) && refusal.empty()) {
+    try {
+      policy = kvmeld::for_shared(policy, slots, room, n.budgets == budget_allocation::same_tokens);
+    } catch (const kvmeld::error& too_few) {
+      refusal = fmt::format("refused: {}", too_few.what());
+    }
+  }
+  return {policy, refusal};
+}
+
 }  // namespace detail
 
 void plan::set_whole_heads(const std::vector<index_t>& order, index_t tokens) {
@@ -86,12 +100,13 @@ index_t slots_within(const any_policy& p, const kvmeld::storage_pair& type, doub
 }
 
 std::string title_of(const budget_option& b, index_t prompt) {
-  if (b.of_bytes) {
+  if (b.of == budget_option::unit::bytes) {
     return fmt::format("{:g} % of the full cache's bytes", 100 * b.given);
   }
   const index_t slots = b.slots(prompt);
-  return b.is_share() ? fmt::format("{:g} % of the prompt: {} slots per head", 100 * b.given, slots)
-                      : fmt::format("{} slots per head", slots);
+  return b.of == budget_option::unit::share
+             ? fmt::format("{:g} % of the prompt: {} slots per head", 100 * b.given, slots)
+             : fmt::format("{} slots per head", slots);
 }
 
 }  // namespace
@@ -123,21 +138,27 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
   }
 
   p.behind = std::max(decoded_tokens, o.future_tokens());
-  const index_t wanted = o.prompt + p.behind;
+  const index_t wanted = o.prompt + p.behind, positions = shape.max_positions;  // 0: not said
+  detail::require(
+      positions == 0 || o.prompt <= positions,
+      fmt::format("--prompt: expected at most {} tokens, which the model was made for, got {}",
+                  positions, o.prompt));
   detail::require(
       text_tokens >= wanted,
       fmt::format("--text: expected at least {} tokens (a prompt and {} after it), got {}", wanted,
                   p.behind, text_tokens));
-  std::set<index_t> too_long;  // slots whose streams the text is too short for
+  const index_t longest = positions > 0 ? std::min(text_tokens, positions) : text_tokens;
+  std::set<index_t> too_long;  // slots whose streams neither text nor model is long enough for
   for (const budget_option& b : o.budgets) {
     group& g = p.groups.emplace_back(group{.title = title_of(b, o.prompt)});
     for (std::size_t i = 0; i < p.policies.size(); ++i) {
       const named_policy& n = p.policies[i];
       if (kvmeld::declared(n.policy).evicts()) {
         const any_policy policy = n.measuring();
-        const index_t slots = b.of_bytes ? slots_within(policy, n.storage, b.given, o.prompt,
-                                                        o.room, shape.dim, shape.group())
-                                         : b.slots(o.prompt);
+        const index_t slots = b.of == budget_option::unit::bytes
+                                  ? slots_within(policy, n.storage, b.given, o.prompt, o.room,
+                                                 shape.dim, shape.group())
+                                  : b.slots(o.prompt);
         p.most_slots = std::max(p.most_slots, slots);
         contender chosen{.index = i,
                          .policy = policy,
@@ -145,24 +166,18 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
                          .budgets = n.budgets,
                          .room = o.room,
                          .storage = n.storage};
-        std::string refusal = chosen.budgets == budget_allocation::duo_attention && !o.tasks.needle
-                                  ? "refused: --tasks needle finds its heads"
-                                  : detail::refusal_of(chosen.policy, n.storage, slots, shape.dim);
-        if (is_shared(chosen.budgets) && refusal.empty() && slots < o.prompt) {
-          try {
-            chosen.policy = kvmeld::for_shared(policy, slots, o.room,
-                                               n.budgets == budget_allocation::same_tokens);
-          } catch (const kvmeld::error& too_few) {
-            refusal = fmt::format("refused: {}", too_few.what());
-          }
+        std::string refusal = "refused: --tasks needle finds its heads";
+        if (chosen.budgets != budget_allocation::duo_attention || o.tasks.needle) {
+          auto [held, why] = detail::holding(n, slots, o.room, shape.dim);
+          chosen.policy = slots < o.prompt ? held : policy, refusal = std::move(why);
         }
         const index_t stream_tokens =
             o.tasks.stream && chosen.streams() ? stream_budgets * slots : 0;
-        const bool streams = stream_tokens <= text_tokens;
+        const bool streams = stream_tokens <= longest;
         if (!streams && too_long.insert(slots).second) {
-          p.notes.push_back(
-              fmt::format("no stream at {} slots: it would take {} tokens, the text has {}", slots,
-                          stream_tokens, text_tokens));
+          p.notes.push_back(fmt::format(
+              "no stream at {} slots: it would take {} tokens, {} {}", slots, stream_tokens,
+              longest < text_tokens ? "the model was made for" : "the text has", longest));
         }
         p.longest_stream = std::max(p.longest_stream, streams ? stream_tokens : 0);
         g.entries.push_back({.chosen = chosen,
@@ -181,11 +196,9 @@ plan make_plan(const options& o, index_t text_tokens, const engine::config& shap
   }
   p.prompts = o.future_tokens() > 0 || o.tasks.nll ? o.prompts : 1;
   p.streams = p.longest_stream > 0 ? o.prompts : 0;
-  const index_t positions = shape.max_positions;  // 0: not said
-  if (const index_t longest = std::max(wanted, p.longest_stream);
-      positions > 0 && longest > positions) {
+  if (positions > 0 && wanted > positions) {
     p.notes.push_back(
-        fmt::format("the model was made for {} positions; {} are used", positions, longest));
+        fmt::format("the model was made for {} positions; {} are used", positions, wanted));
   }
   return p;
 }

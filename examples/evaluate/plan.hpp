@@ -22,7 +22,7 @@ inline constexpr index_t stream_budgets = 10;
 struct entry {
   contender chosen;
   std::string name;
-  std::string given = "1";    ///< the budget, as it was
+  std::string given = "1.0";  ///< the budget, as it was
   index_t stream_tokens = 0;  ///< 0: no stream
   std::string refusal = {};
 };
@@ -62,6 +62,10 @@ auto entries_of(Plan& p) {
 
 namespace detail {
 
+/// The policy as it holds `slots` a head, and `room` more, of prompts that are longer; where it
+/// cannot, why.
+std::pair<any_policy, std::string> holding(const named_policy& n, index_t slots, index_t room,
+                                           index_t dim);
 /// Why `p` cannot hold a head of `slots`, of `dim` numbers a row; empty when it can.
 std::string refusal_of(const any_policy& p, const kvmeld::storage_pair& type, index_t slots,
                        index_t dim);

@@ -16,8 +16,30 @@ inline constexpr index_t retention_slots = 64, retention_steps = 384;
 /// What becomes of a token.
 enum class fate : char { to_come, kept, merged, evicted };
 
+/// The tokens of each slot after `plan` is applied: rows whose anchors lie beyond the slots that
+/// are left fill those that are free, in ascending order (`kvmeld::apply`).
+inline std::vector<std::vector<index_t>> merged(const kvmeld::merge_plan& plan,
+                                                const std::vector<std::vector<index_t>>& members) {
+  std::vector<std::vector<index_t>> slots(as_size(plan.rows()));
+  std::size_t hole = 0;
+  for (const bool moves : {false, true}) {
+    for (index_t r = 0; r < plan.rows(); ++r) {
+      if ((plan.anchor(r) >= plan.rows()) == moves) {
+        for (; moves && !slots[hole].empty(); ++hole) {
+        }
+        auto& slot = slots[moves ? hole : as_size(plan.anchor(r))];
+        for (const kvmeld::merge_source& e : plan.row(r)) {
+          const auto& from = members[as_size(e.source)];
+          slot.insert(slot.end(), from.begin(), from.end());
+        }
+      }
+    }
+  }
+  return slots;
+}
+
 /// `[steps][tokens]`: token `t` after step `s`, of the first KV head of a recorded layer decoded
-/// from an empty cache at `b`. A step in its parts, as `kvmeld::step` puts them together.
+/// from an empty cache at `b`.
 inline std::vector<std::vector<fate>> follow(const any_policy& p,
                                              const kvmeld::attention_spec& spec,
                                              const engine::layer_record& layer, index_t steps,
@@ -26,35 +48,16 @@ inline std::vector<std::vector<fate>> follow(const any_policy& p,
   const auto head = kv.head(0);
   auto state = kvmeld::make_head_state(p, head);
   kvmeld::workspace work;
-  work.reserve(head);
   std::vector<float> out(as_size(spec.group * spec.key_dim));
   std::vector<std::vector<index_t>> members;  // tokens of each slot
   std::vector<std::vector<fate>> fates;
   for (index_t t = 0; t < steps; ++t) {
-    head.push(&layer.k(t, 0), &layer.v(t, 0));
+    const index_t before = head.length();
+    kvmeld::step(p, head, state, work, &layer.q(t, 0), &layer.k(t, 0), &layer.v(t, 0), b,
+                 out.data());
     members.push_back({t});
-    const auto probabilities =
-        std::span(work.attention).first(members.size() * as_size(head.group()));
-    const float* const q = &layer.q(t, 0);
-    const auto log_sum_exp = std::span(work.log_sum_exp).first(as_size(head.group()));
-    kvmeld::declared(p).attend(head, state, q, out.data(), probabilities, log_sum_exp);
-    kvmeld::observe(p, head, state, work,
-                    {.probabilities = probabilities, .log_sum_exp = log_sum_exp, .query = q});
-    if (b.reached(head.length())) {
-      kvmeld::plan(p, head, state, b.slots, work.scratch, work.plan);
-      std::vector<std::vector<index_t>> rows(as_size(work.plan.rows()));
-      for (index_t r = 0; r < work.plan.rows(); ++r) {
-        auto& slot = rows[as_size(r)];
-        for (const kvmeld::merge_source& e : work.plan.row(r)) {
-          const auto& from = members[as_size(e.source)];
-          slot.insert(slot.end(), from.begin(), from.end());
-        }
-      }
-      members = std::move(rows);
-      kvmeld::apply(p, work.plan, head, state, work.scratch);
-    }
-    if (head.length() <= b.slots) {
-      kvmeld::declared(p).after_compress(head, state, b.slots);
+    if (head.length() <= before) {
+      members = merged(work.plan, members);
     }
 
     auto& now = fates.emplace_back(as_size(steps), fate::to_come);
@@ -94,16 +97,23 @@ inline std::string retention_legend(double x, double y, double w, double h) {
 /// Of the middle layer's first KV head; empty: nothing to show.
 inline std::string retention_picture(const plan& todo, const engine::config& shape,
                                      const dataset& m) {
-  std::vector<const named_policy*> policies;
+  struct panel {
+    std::string name;
+    any_policy policy;
+  };
+  std::vector<panel> panels;
   for (const named_policy& p : todo.policies) {
-    if (kvmeld::declared(p.policy).evicts() && kvmeld::declared(p.policy).supports_decode() &&
-        p.budgets == budget_allocation::uniform && p.storage == storage::f32 &&
-        detail::refusal_of(p.policy, p.storage, retention_slots, shape.dim).empty()) {
-      policies.push_back(&p);
+    const bool own = p.budgets == budget_allocation::uniform || p.name.find('+') == p.name.npos;
+    if (own && kvmeld::declared(p.policy).evicts() &&
+        kvmeld::declared(p.policy).supports_decode() && p.storage == storage::f32) {
+      const auto [policy, refusal] = detail::holding(p, retention_slots, 0, shape.dim);
+      if (refusal.empty()) {
+        panels.push_back({p.name, policy});
+      }
     }
   }
   const index_t steps = std::min(retention_steps, todo.longest_stream);
-  if (policies.empty() || m.streams.empty() || steps <= retention_slots) {
+  if (panels.empty() || m.streams.empty() || steps <= retention_slots) {
     return {};
   }
   const auto full = shape.full_layers();
@@ -111,7 +121,7 @@ inline std::string retention_picture(const plan& todo, const engine::config& sha
   const auto& layer = m.streams.front().layers[as_size(middle)];
 
   // As many panels abreast as leave the fewest places empty; the legend takes one place.
-  const std::size_t places = policies.size() + 1;
+  const std::size_t places = panels.size() + 1;
   const auto empty = [&](std::size_t abreast) { return (abreast - places % abreast) % abreast; };
   const std::size_t abreast = places <= 9 && empty(3) <= empty(4) ? 3 : 4,
                     lines = (places - 1) / abreast + 1;
@@ -138,9 +148,9 @@ inline std::string retention_picture(const plan& todo, const engine::config& sha
       "set ytics {1} offset 0.6\n",
       steps, steps / 3, 0.9 * steps);
   constexpr std::size_t stride = 2;  // steps drawn: a panel has no more pixels
-  for (std::size_t i = 0; i < policies.size(); ++i) {
-    const auto fates = follow(policies[i]->policy, shape.attention(middle, 1), layer, steps,
-                              kvmeld::budget_within(policies[i]->policy, retention_slots));
+  for (std::size_t i = 0; i < panels.size(); ++i) {
+    const auto fates = follow(panels[i].policy, shape.attention(middle, 1), layer, steps,
+                              kvmeld::budget_within(panels[i].policy, retention_slots));
     script += fmt::format("$fates{} << end\n", i);
     for (std::size_t t = 0; t < fates.size(); ++t) {
       for (std::size_t s = 0; s < fates.size(); s += stride) {
@@ -150,13 +160,13 @@ inline std::string retention_picture(const plan& todo, const engine::config& sha
       script.back() = '\n';
     }
     script += "end\n";
-    if (i + 1 == policies.size()) {  // objects are drawn with every plot: with the last one only
-      const auto [from, upper] = corner(policies.size());
+    if (i + 1 == panels.size()) {  // objects are drawn with every plot: with the last one only
+      const auto [from, upper] = corner(panels.size());
       script += retention_legend((from + 24) / width, 1 - (upper + 0.2 * side) / height, 14 / width,
                                  14 / height);
     }
     const auto [x, y] = corner(i);
-    const bool lowest = i + abreast >= policies.size();
+    const bool lowest = i + abreast >= panels.size();
     script += margins(x / width, (x + side) / width, 1 - y / height, 1 - (y + side) / height);
     script += fmt::format(
         "set title '{}' noenhanced offset 0,-0.8\n"
@@ -165,7 +175,7 @@ inline std::string retention_picture(const plan& todo, const engine::config& sha
         "{}\n"
         "{}\n"
         "plot $fates{} matrix using ($1 * {} + 1):($2 + 0.5):3 with image\n",
-        policies[i]->name, lowest ? "%g" : "", i % abreast == 0 ? "%g" : "",
+        panels[i].name, lowest ? "%g" : "", i % abreast == 0 ? "%g" : "",
         lowest ? "set xlabel 'step' offset 0,1" : "unset xlabel",
         i % abreast == 0 ? "set ylabel 'token' offset 1.8" : "unset ylabel", i, stride);
   }

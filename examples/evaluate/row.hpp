@@ -18,7 +18,7 @@ namespace evaluate {
 /// cases.
 struct row {
   std::string policy;
-  std::string budget = "1";  ///< as it was given
+  std::string budget = "1.0";  ///< as it was given
   index_t slots = 0;
   std::optional<estimate> attention_error = {}, nll = {}, needle_after = {}, needle_inside = {},
                           stream_error = {}, bytes = {}, prefill_ms = {}, decode_tokens_per_s = {},

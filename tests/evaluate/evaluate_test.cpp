@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 /// The main job from its command line to its files.
+#include <algorithm>  // std::ranges::generate
 #include <catch2/catch.hpp>
 #include <map>
+#include <random>
 #include <set>
 #include <string>
 
@@ -9,6 +11,8 @@
 #include "evaluate/nll.hpp"
 #include "evaluate/options.hpp"
 #include "evaluate/parallel.hpp"
+#include "kvmeld/compress/shared_slots.hpp"
+#include "support/random.hpp"
 #include "support/tiny_model.hpp"
 
 namespace evaluate_test {
@@ -25,7 +29,7 @@ TEST_CASE("evaluate writes a row for each policy and budget, and what was not as
   REQUIRE(csv.size() == 4);
   CHECK(csv[0] == header);
   const std::vector<std::vector<std::string>> expected = {
-      {"full_cache", "1", "96"}, {"h2o", "40", "40"}, {"h2o", "0.5", "48"}};
+      {"full_cache", "1.0", "96"}, {"h2o", "40", "40"}, {"h2o", "0.5", "48"}};
   for (std::size_t i = 0; i < expected.size(); ++i) {
     auto row = fields(csv[i + 1]);
     CAPTURE(csv[i + 1]);
@@ -55,12 +59,11 @@ TEST_CASE("evaluate fills every column, and the full cache is without error") {
   REQUIRE(csv.size() == rows_without_whole_heads());
   for (std::size_t i = 1; i < csv.size(); ++i) {
     CAPTURE(csv[i]);
-    // Policies that compress prompts only, and budgets that a prompt divides, have no stream.
+    // Policies that compress prompts only, and budgets that only a prompt divides, have no stream.
     const std::string line = csv[i].substr(0, csv[i].find(','));
-    const bool streams =
-        line == "fold+equal" || line == "snapkv+massfold" ||
-        (line != "attention_matching" && line != "kvzip" && line != "dropkv" && line != "fold" &&
-         line != "kvmerger" && line.find_first_of("+/") == std::string::npos);
+    const bool streams = line == "fold+equal" || line == "snapkv+massfold" ||
+                         (line != "attention_matching" && line != "kvzip" && line != "dropkv" &&
+                          line.find_first_of("+/") == std::string::npos);
     for (const auto& [name, value] : fields(csv[i])) {
       CAPTURE(name);
       CHECK(value.empty() == (name == "stream_error" && !streams));
@@ -206,14 +209,58 @@ TEST_CASE("a budget in percent gives every policy what fits beside its state") {
   CHECK_THAT(table, Catch::Contains("60 % of the full cache's bytes"));
 }
 
-TEST_CASE("a stream that is longer than the text is said to be, and its column is empty") {
+TEST_CASE("a stream that is longer than the text or the model is said to be, and has no column") {
   const tiny_model model;
   const auto [code, table, progress, csv] =
       model.run({"--tasks", "stream", "--policies", "h2o", "--budgets", "400,40"});
   REQUIRE(csv.size() == 3);
   CHECK(fields(csv[1])["stream_error"].empty());
   CHECK_FALSE(fields(csv[2])["stream_error"].empty());
-  CHECK_THAT(table, Catch::Contains("no stream at 400 slots: it would take 4000 tokens"));
+  const std::string note = "no stream at 400 slots: it would take 4000 tokens, the text has ";
+  CHECK_THAT(table, Catch::Contains(note));
+  CHECK(table.find(note) < table.find("h2o"));  // before what it takes to find out
+
+  const engine::config shape{
+      .layers = 1, .heads = 1, .kv_heads = 1, .dim = 8, .max_positions = 500};
+  auto options = model.options({"--tasks", "stream", "--policies", "h2o", "--budgets", "60,50"});
+  options.prompt = 200;
+  const auto todo = evaluate::make_plan(options, 4000, shape);
+  CHECK(todo.notes == std::vector<std::string>{"no stream at 60 slots: it would take 600 tokens, "
+                                               "the model was made for 500"});
+  CHECK(todo.longest_stream == 500);
+  options.prompt = 501;
+  CHECK_THROWS_WITH(evaluate::make_plan(options, 4000, shape),
+                    "--prompt: expected at most 500 tokens, which the model was made for, got 501");
+}
+
+TEST_CASE("from an empty cache slots that heads share are what the library makes of them") {
+  const tiny_model files;
+  const auto model = engine::decoder::load(files.file(""));
+  const auto named = evaluate::detail::parse_policy("fold");
+  const evaluate::contender c{
+      .policy = kvmeld::for_shared(named.measuring(), 40), .limit = {40}, .budgets = named.budgets};
+  REQUIRE(c.streams());
+  constexpr kvmeld::index_t tokens = 150;
+  evaluate::compressed_cache own(c, model.shape(), tokens);
+  kvmeld::cache kv(model.shape().attention(), {.layers = model.shape().layers, .capacity = tokens});
+  kvmeld::compressor meld(kv, kvmeld::fold(), kvmeld::budget::shared(40));
+  const auto& spec = kv.spec();
+  auto numbers = [normal = std::normal_distribution<float>()](kvmeld::index_t n) mutable {
+    std::vector<float> x(kvmeld::as_size(n));
+    std::ranges::generate(x, [&] { return normal(streams::floats); });
+    return x;
+  };
+  for (kvmeld::index_t t = 0; t < tokens; ++t) {
+    for (kvmeld::index_t layer = 0; layer < kv.layers(); ++layer) {
+      const auto q = numbers(spec.kv_heads * spec.group * spec.key_dim),
+                 k = numbers(spec.kv_heads * spec.key_dim);
+      std::vector<float> a(q.size()), b(q.size());
+      own.meld().step(own.kv().heads(layer, 0), {q, k, k}, a);
+      meld.step(kv.heads(layer, 0), {q, k, k}, b);
+      REQUIRE(a == b);
+    }
+  }
+  CHECK(own.kv().head(0).length() <= 40);
 }
 
 TEST_CASE("Ctrl-C keeps the rows that are done") {

@@ -25,8 +25,19 @@ TEST_CASE("a panel's long name of two words takes two rows, a short one and a lo
   CHECK(script.find(R"(set title "expected_attention")") != std::string::npos);
 }
 
+TEST_CASE("full caches that find what the reference finds are named, others have a panel") {
+  auto other = found("full_cache/q4_0");
+  other.needle_after.right[0] = 0, other.needle_after.right[1] = other.needle_after.asked[1] = 1;
+  const auto script = evaluate::needle_picture(
+      {found("full_cache"), found("full_cache/q8_0"), found("full_cache/half"), other});
+  CHECK(script.find("as full_cache: full_cache/q8_0, full_cache/half") != std::string::npos);
+  CHECK(script.find("set title \"full_cache\"") != std::string::npos);
+  CHECK(script.find("set title \"full_cache/q4_0\"") != std::string::npos);
+  CHECK(script.find("set title \"full_cache/q8_0\"") == std::string::npos);
+}
+
 TEST_CASE("every name of a legend has a line of its own style") {
-  const auto script = evaluate::legend({"fold", "20 others"}, 0.1, 800, 400);
+  const auto script = evaluate::legend({{"fold", 1}, {"20 others", 2}}, 0.1, 800, 400);
   CHECK(script.find("set label 101 '20 others'") != std::string::npos);
   const auto arrow = script.find("set arrow 101 ");
   REQUIRE(arrow != std::string::npos);

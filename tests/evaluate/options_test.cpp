@@ -9,13 +9,19 @@ namespace options_test {
 
 using test::tiny_model;
 
-TEST_CASE("budgets below one are shares of the prompt, others slots") {
+TEST_CASE("budgets with a point are shares of the prompt, others slots") {
   const tiny_model model;
-  const auto budgets = model.options({"--budgets", "64,0.1"}).budgets;
-  REQUIRE(budgets.size() == 2);
+  const auto budgets = model.options({"--budgets", "64,0.1,1,1.0,10%"}).budgets;
+  std::vector<std::string> as_given;
+  for (const auto& one : budgets) {
+    as_given.push_back(one.text());
+  }
+  CHECK(as_given == std::vector<std::string>{"64", "0.1", "1", "1.0", "10%"});
+  REQUIRE(budgets.size() == 5);
   CHECK(budgets[0].slots(896) == 64);
   CHECK(budgets[1].slots(896) == 90);
-  CHECK(evaluate::budget_option{1}.slots(896) == 1);
+  CHECK(budgets[2].slots(896) == 1);
+  CHECK(budgets[3].slots(896) == 896);
 }
 
 TEST_CASE("an argument given twice counts as given last") {
@@ -31,6 +37,9 @@ TEST_CASE("bad values are refused in one line before anything is run") {
                                                      {"--budgets", "0"},
                                                      {"--budgets", "a"},
                                                      {"--budgets", "2.5"},
+                                                     {"--budgets", "2.0"},
+                                                     {"--budgets", "1.5"},
+                                                     {"--budgets", "0.0"},
                                                      {"--budgets", "100%"},
                                                      {"--budgets", "%"},
                                                      {"--budgets", "0.1,-3"},

@@ -90,7 +90,7 @@ TEST_CASE("the full cache loses nothing on chain and ruler, and the last tokens 
     CHECK(chain == f[7].empty());
     CHECK((chain || std::stod(f[5]) >= 0.5));
     if (f[0] == "full_cache") {
-      CHECK(std::vector{f[1], f[2]} == std::vector<std::string>{"1", "240"});
+      CHECK(std::vector{f[1], f[2]} == std::vector<std::string>{"1.0", "240"});
       CHECK(f[5] == f[6]);
       CHECK(f[7] == f[8]);
     } else {

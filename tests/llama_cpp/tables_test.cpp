@@ -20,7 +20,7 @@ evaluate::options few_cases(const std::string& policies) {
   o.model = bundled::folder();
   o.text = bundled::text_file();
   o.policies = evaluate::detail::parse_policies(policies);
-  o.budgets = {{0.25}, {32}};
+  o.budgets = {{0.25}, {32, evaluate::budget_option::unit::slots}};
   o.prompt = 256, o.prompts = 2, o.cases = 2, o.needles = 1;
   return o;
 }
