@@ -42,43 +42,72 @@ KVMELD_NOINLINE inline const float* queries_of_codes(const head_ref& head, const
   return buffer;
 }
 
+/// Calls `use(tile, slots)` for the rows in half of `newest` slots, of keys or values, where they
+/// lie: those that lie one after the other together. `all [rows_in_half, dim]`.
+template <class Use>
+EIGEN_ALWAYS_INLINE void each_tile_in_half(const head_ref& head, std::span<const index_t> newest,
+                                           std::span<Eigen::half> all, index_t dim, float* buffer,
+                                           Use use) {
+  const storage read = detail::read_as(storage::f16, true);
+  const index_t rows = rows_in_half(head.type().newest),
+                most = std::max(detail::row_floats / dim, index_t{1});
+  const auto bytes = static_cast<std::ptrdiff_t>(row_bytes(storage::f16, dim));
+  index_t slot_of[newest_slots::most];
+  std::fill_n(slot_of, rows, -1);
+  for (const index_t s : newest) {
+    slot_of[head.newest_row(head.position(s))] = s;
+  }
+  for (index_t first = 0, count = 0; first < rows; first += std::max(count, index_t{1})) {
+    for (count = 0; first + count < rows && count < most && slot_of[first + count] >= 0;) {
+      ++count;
+    }
+    if (count == 0) {
+      continue;
+    }
+    const head_rows at{reinterpret_cast<std::byte*>(all.data()) + first * bytes, bytes};
+    detail::use_rows(
+        read, at, count, dim,
+        [&] {
+          const auto held = [&](index_t i) -> row<any_scalar> {
+            return {at.slot(i), sizeof(Eigen::half), storage::f16};
+          };
+          return detail::load_tile(held, 0, count, dim, buffer);
+        },
+        [&](const auto& tile) {
+          use(tile, std::span<const index_t>(slot_of + first, as_size(count)));
+        });
+  }
+}
+
 /// Products with the keys of `newest` slots: `dots [queries, next]`, of slots from `first` on.
 KVMELD_NOINLINE inline void qk_newest(const head_ref& head, std::span<const index_t> newest,
                                       index_t first, const float* q, index_t queries, float* buffer,
                                       float* dots, std::ptrdiff_t next) {
-  const auto key = [&](index_t i) { return head.key(newest[as_size(i)]); };
-  const auto n = static_cast<index_t>(newest.size());
-  const index_t most = std::max(detail::row_floats / head.dim(), index_t{1});
   float products[sweep_group * tile_slots];
-  for (index_t i = 0; i < n; i += most) {
-    const index_t rows = std::min(most, n - i);
-    qk_tile(q, queries, detail::load_tile(key, i, rows, head.dim(), buffer), products, tile_slots,
-            0);
-    for (index_t g = 0; g < queries; ++g) {
-      for (index_t r = 0; r < rows; ++r) {
-        dots[g * next + newest[as_size(i + r)] - first] = products[g * tile_slots + r];
-      }
-    }
-  }
+  each_tile_in_half(head, newest, head.newest_keys(), head.dim(), buffer,
+                    [&](const auto& keys, std::span<const index_t> slots) {
+                      qk_tile(q, queries, keys, products, tile_slots);
+                      for (index_t g = 0; g < queries; ++g) {
+                        for (std::size_t r = 0; r < slots.size(); ++r) {
+                          dots[g * next + slots[r] - first] = products[as_size(g, tile_slots) + r];
+                        }
+                      }
+                    });
 }
 /// Adds their values, by weights `p [queries, next]`.
 KVMELD_NOINLINE inline void pv_newest(const head_ref& head, std::span<const index_t> newest,
                                       index_t first, const float* p, std::ptrdiff_t next,
                                       index_t queries, float* buffer, float* out) {
-  const auto value = [&](index_t i) { return head.value(newest[as_size(i)]); };
-  const auto n = static_cast<index_t>(newest.size());
-  const index_t most = std::max(detail::row_floats / head.value_dim(), index_t{1});
   alignas(detail::vector_bytes) float weights[sweep_group * tile_slots];
-  for (index_t i = 0; i < n; i += most) {
-    const index_t rows = std::min(most, n - i);
-    for (index_t g = 0; g < queries; ++g) {
-      for (index_t r = 0; r < rows; ++r) {
-        weights[g * tile_slots + r] = p[g * next + newest[as_size(i + r)] - first];
-      }
-    }
-    pv_tile(weights, tile_slots, queries,
-            detail::load_tile(value, i, rows, head.value_dim(), buffer), out, 0);
-  }
+  each_tile_in_half(head, newest, head.newest_values(), head.value_dim(), buffer,
+                    [&](const auto& values, std::span<const index_t> slots) {
+                      for (index_t g = 0; g < queries; ++g) {
+                        for (std::size_t r = 0; r < slots.size(); ++r) {
+                          weights[as_size(g, tile_slots) + r] = p[g * next + slots[r] - first];
+                        }
+                      }
+                      pv_tile(weights, tile_slots, queries, values, out);
+                    });
 }
 
 }  // namespace score

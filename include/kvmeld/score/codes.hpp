@@ -87,9 +87,9 @@ class newest_slots {
     return {from, std::lower_bound(from, end, first + count)};
   }
 
- private:
   static constexpr index_t most = rows_in_half(64);  // that a cache has
 
+ private:
   index_t count_ = 0;
   index_t slots_[most + 1];
 };
