@@ -5,11 +5,13 @@
 #pragma once
 
 #include <Eigen/Core>
-#include <algorithm>  // std::fill, std::min, std::copy_n, std::fill_n, std::max, std::lower_bound
-#include <bit>        // std::bit_cast
-#include <cmath>      // std::isfinite
-#include <limits>     // std::numeric_limits
+#include <algorithm>  // std::clamp, std::fill, std::min, std::copy_n, std::fill_n, std::max, std::lower_bound
+#include <bit>     // std::bit_cast
+#include <cmath>   // std::isfinite
+#include <limits>  // std::numeric_limits
 #include <span>
+#include <type_traits>  // std::integral_constant
+#include <utility>      // std::integer_sequence
 
 #include "kvmeld/detail/arithmetic.hpp"
 #include "kvmeld/memory/convert.hpp"
@@ -34,19 +36,22 @@ inline constexpr index_t tile_slots = 128;
 
 inline namespace KVMELD_INSTRUCTIONS {
 
-/// Calls `use<Q>(first)` for all of so many queries, `Q` at a time: four, then two, then one.
-template <class Use>
+/// Calls `use<Q>(first)` for all of so many queries, `Q` at a time, at most `most`: in one sweep
+/// over the rows, whose codes are then widened once, where models have such groups.
+template <index_t most, class Use>
 EIGEN_ALWAYS_INLINE void in_groups(index_t queries, const Use& use) {
   index_t g = 0;
-  for (; g + 4 <= queries; g += 4) {
-    use.template operator()<4>(g);
-  }
-  for (; g + 2 <= queries; g += 2) {
-    use.template operator()<2>(g);
-  }
-  for (; g < queries; ++g) {
-    use.template operator()<1>(g);
-  }
+  const auto take = [&]<index_t Q>(std::integral_constant<index_t, Q>) {
+    if constexpr (Q <= most) {
+      for (; g + Q <= queries; g += Q) {
+        use.template operator()<Q>(g);
+      }
+    }
+  };
+  const auto take_all = [&]<index_t... Q>(std::integer_sequence<index_t, Q...>) {
+    (take(std::integral_constant<index_t, Q>()), ...);
+  };
+  take_all(std::integer_sequence<index_t, 8, 7, 6, 4, 3, 2, 1>());
 }
 
 /// Has the processor that runs this the instructions of `KVMELD_AVX2_TARGET`?
@@ -351,7 +356,7 @@ void qk_codes(const rounded_queries& q, const code_rows<Block>& keys, float* dot
 #ifdef KVMELD_AVX2_TARGET
   if (runs_avx2()) {
     g = q.queries();
-    in_groups(q.queries(), [&]<index_t Q>(index_t first) {
+    in_groups<8>(q.queries(), [&]<index_t Q>(index_t first) {
       dot_all_codes<Q>(q, first, keys, dots + first * next, next);
     });
   }
@@ -436,6 +441,13 @@ KVMELD_AVX2_TARGET EIGEN_ALWAYS_INLINE void widen_codes(const block_scalar auto&
 }
 #endif
 
+/// Queries whose sums of a block stay in registers.
+#ifdef __AVX512F__
+inline constexpr index_t most_summed = 8;
+#else
+inline constexpr index_t most_summed = 4;
+#endif
+
 /// Numbers of values at a time. For one query the longer ones are no faster.
 template <index_t Q>
 struct number_vector {
@@ -504,8 +516,8 @@ template <index_t Q, class Block>
 KVMELD_AVX2_TARGET void sum_all_codes(const float* p, std::ptrdiff_t next,
                                       const code_rows<Block>& values, index_t blocks, bool fetches,
                                       float* out, std::ptrdiff_t query) {
-  constexpr index_t most = sizeof(typename number_vector<Q>::type) / Q / 8,
-                    together = most > 4 ? 4 : most;
+  constexpr auto together =
+      std::clamp<index_t>(sizeof(typename number_vector<Q>::type) / Q / 8, 1, 4);
   index_t b = 0;
   for (; b + together <= blocks; b += together) {
     sum_blocks_of_codes<Q, together>(p, next, values, blocks, b, fetches && b == 0,
@@ -526,7 +538,7 @@ void pv_codes(const float* p, std::ptrdiff_t next, index_t queries, const code_r
 #ifdef KVMELD_AVX2_TARGET
   if (runs_avx2()) {
     b = dim / Block::size;  // what is no whole block is left
-    in_groups(queries, [&]<index_t Q>(index_t g) {
+    in_groups<most_summed>(queries, [&]<index_t Q>(index_t g) {
       sum_all_codes<Q>(p + g * next, next, values, b, g == 0, out + std::ptrdiff_t{g} * dim, dim);
     });
   }
