@@ -91,6 +91,9 @@ namespace kvmeld::inline v0 {
 /// Heads, slots, rows, dimensions, positions. Signed, so that differences are what they seem.
 using index_t = std::int32_t;
 
+/// The most numbers that a key or a value has.
+inline constexpr index_t longest_row = 4096;
+
 /// A count or an index as the standard library has it; of several, their product.
 template <std::integral... N>
 constexpr std::size_t as_size(N... n) {

@@ -55,13 +55,13 @@ struct attention_spec {
 
   /// This, with every default filled in. Refused: shapes that cannot be.
   attention_spec checked() const {
-    static constexpr index_t max_dim = 4096;
     expects(kv_heads > 0, "attention_spec: expected at least 1 KV head, got ", kv_heads);
     expects(group > 0, "attention_spec: expected a group of at least 1 query head, got ", group);
-    expects(key_dim > 0 && key_dim <= max_dim, "attention_spec: expected a key_dim of 1 to ",
-            max_dim, ", got ", key_dim);
-    expects(value_dim >= 0 && value_dim <= max_dim, "attention_spec: expected a value_dim of 1 to ",
-            max_dim, " (0: key_dim), got ", value_dim);
+    expects(key_dim > 0 && key_dim <= longest_row, "attention_spec: expected a key_dim of 1 to ",
+            longest_row, ", got ", key_dim);
+    expects(value_dim >= 0 && value_dim <= longest_row,
+            "attention_spec: expected a value_dim of 1 to ", longest_row, " (0: key_dim), got ",
+            value_dim);
     expects(scale >= 0 && std::isfinite(scale),
             "attention_spec: expected a finite scale above 0 (0: 1/sqrt(key_dim)), got ", scale);
     expects(window >= 0, "attention_spec: expected a window of at least 1 token (0: all), got ",

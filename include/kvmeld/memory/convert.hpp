@@ -154,7 +154,7 @@ namespace detail {
 
 /// `from` in the storage of `to`: rounded once, to the nearest.
 inline void convert_row(row<any_scalar> to, row<any_scalar> from, index_t dim) {
-  float x[4096];  // the longest row
+  float x[longest_row];
   to_floats(from, dim, x);
   store_row(x, to, dim);
 }
@@ -191,7 +191,7 @@ inline void copy_slots(const head_ref& from, const head_ref& to) {
     if (from.rotates_values() == to.rotates_values() || to.one_memory()) {
       copy(to.value(s), from.value(s), to.own_value_dim());
     } else {
-      float x[4096];  // the longest row
+      float x[longest_row];
       value_to_floats(from, s, x);
       to.store_value(x, s);
     }
@@ -468,9 +468,8 @@ EIGEN_ALWAYS_INLINE void use_rows(storage read, const head_rows& l, index_t coun
 
 }  // namespace KVMELD_INSTRUCTIONS
 
-/// Floats of the longest row, the most that one buffer on the stack holds: no frame is larger than
-/// 40 KiB.
-inline constexpr index_t row_floats = 4096;
+/// The most floats that one buffer on the stack holds: no frame is larger than 40 KiB.
+inline constexpr index_t row_floats = longest_row;
 /// Slots at a time where a head's keys are read tile by tile, and the floats that these have.
 inline constexpr index_t max_tile_slots = 64, tile_floats = row_floats;
 

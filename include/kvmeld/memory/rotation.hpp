@@ -230,12 +230,11 @@ class rotary {
 /// (double, brought into one turn), its sine is a float's. Without rotation rows stay as they are.
 class rotation {
  public:
-  static constexpr index_t max_dim = 4096;
-
-  /// Refused: more than `max_dim` dimensions.
+  /// Refused: more than `longest_row` dimensions.
   rotation(const rotary& r, index_t dim)
       : pairing_(r.pairs_as()), first_(r.first(dim)), pairs_(r.rotated(dim) / 2) {
-    expects(dim <= max_dim, "rotation: expected at most ", max_dim, " dimensions, got ", dim);
+    expects(dim <= longest_row, "rotation: expected at most ", longest_row, " dimensions, got ",
+            dim);
     if (pairs_ > own_pairs) {
       more_frequencies_.resize(as_size(pairs_));
       more_turns_.resize(2 * as_size(pairs_));

@@ -361,7 +361,7 @@ struct row<any_scalar> {
   /// Calls `f` with the row as floats that are read.
   template <class F>
   KVMELD_NOINLINE decltype(auto) visit_centred(F& f) const {
-    float whole[4096];  // the longest row
+    float whole[longest_row];
     detail::centred_to_floats(*this, whole);
     return f(row<float>{whole + first});
   }
@@ -538,7 +538,7 @@ inline void centred_to_floats(const row<any_scalar>& x, float* out) {
 
 template <class T>
 void store_centred(const T* from, row<any_scalar> to, index_t dim) {
-  float x[4096];  // the longest row
+  float x[longest_row];
   for (index_t i = 0; i < dim; ++i) {
     x[i] = static_cast<float>(from[i]) - half_bits_to_float(to.mean[i].x);
   }
@@ -549,7 +549,7 @@ void store_centred(const T* from, row<any_scalar> to, index_t dim) {
 /// Writes `from [dim]` rotated.
 template <class T>
 KVMELD_NOINLINE void store_rotated(const T* from, row<any_scalar> to, index_t dim) {
-  float x[4096];  // the longest row
+  float x[longest_row];
   std::transform(from, from + dim, x, [](T e) { return static_cast<float>(e); });
   hadamard(x, dim);
   store_row(x, to, dim);

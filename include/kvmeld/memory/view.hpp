@@ -367,7 +367,7 @@ class head_ref {
   }
   static void move_row(row<any_scalar> from, row<any_scalar> to, index_t dim) {
     if (from.data != to.data) {
-      float x[4096];  // the longest row
+      float x[longest_row];
       from.visit([&](auto typed) {
         for (index_t i = 0; i < dim; ++i) {
           x[i] = static_cast<float>(typed[i]);
@@ -378,7 +378,7 @@ class head_ref {
   }
   template <class Position, class Read>
   KVMELD_NOINLINE void average_keys(index_t count, Position position, Read read) const {
-    float x[4096], sum[4096];  // the longest row
+    float x[longest_row], sum[longest_row];
     std::fill_n(sum, dim_, 0.0F);
     index_t keys = 0;
     bool others = false;  // than the first tokens'

@@ -48,7 +48,7 @@ class fold_memory : fold_layout {
   index_t count() const { return held.get(memory_); }
   /// Query `i` of group member `g`, the oldest first, into `out [dim]`.
   void query_of(index_t g, index_t i, float* out) const {
-    std::uint16_t bits[rotation::max_dim];
+    std::uint16_t bits[longest_row];
     std::memcpy(bits, at(g, place(i)), bytes());
     std::transform(bits, bits + dim, out, [](std::uint16_t upper) {
       return std::bit_cast<float>(std::uint32_t{upper} << 16);
@@ -93,7 +93,7 @@ class fold_memory : fold_layout {
     position.set(memory_, at_position, slot);
     for (index_t g = 0; g < group; ++g) {
       const float* const q = query_of_head(g);
-      std::uint16_t bits[rotation::max_dim];
+      std::uint16_t bits[longest_row];
       std::transform(q, q + dim, bits,
                      [](float x) { return static_cast<Eigen::bfloat16>(x).value; });
       std::memcpy(at(g, slot), bits, bytes());

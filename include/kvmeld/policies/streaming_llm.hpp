@@ -86,7 +86,7 @@ struct streaming_llm {
       to_floats(head.key(s), dim, of.key.row(own));
       of.was_at.set(own, head.position(s) + 1);
     }
-    float turned[rotation::max_dim];
+    float turned[longest_row];
     std::copy_n(of.key.row(own), dim, turned);
     head.spec().rope.rotate(row<float>{turned}, dim, position + 1 - of.was_at.get(own));
     head.renumber(s, position);
