@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What caches refuse, by name; layers of different models; selections of heads.
 #include <catch2/catch.hpp>
+#include <cstddef>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -74,6 +76,22 @@ TEST_CASE("caches that cannot be are refused", "[cache][errors]") {
           [&] { make(k, v, kvmeld::strides{.head = 4, .row = 4}); });
   refuses(invalid, "keys of at least 68 numbers, got 64",
           [&] { make(k, v, kvmeld::strides{.head = 36, .row = 4}); });
+  // Products of strides and counts that are no number of 64 bits.
+  constexpr auto most = std::numeric_limits<std::ptrdiff_t>::max();
+  for (const std::ptrdiff_t stride : {most, most / 7, std::ptrdiff_t{1} << 61}) {
+    refuses(invalid, "keys of at least",
+            [&] { make(k, v, kvmeld::strides{.head = 4, .row = stride}); });
+    refuses(invalid, "keys of at least",
+            [&] { make(k, v, kvmeld::strides{.head = stride, .row = 4}); });
+  }
+  refuses(invalid, "fewer than 2^31 heads, got 1073741824 times 1073741824", [&] {
+    kvmeld::cache({.kv_heads = 1 << 30, .group = 1, .key_dim = 4},
+                  {.layers = 1 << 15, .requests = 1 << 15, .capacity = 8});
+  });
+  refuses(invalid, "fewer than 2^31 heads", [&] {  // 2^64 of them
+    kvmeld::cache({.kv_heads = 1 << 22, .group = 1, .key_dim = 4},
+                  {.layers = 1 << 21, .requests = 1 << 21, .capacity = 8});
+  });
   const auto apart = [&](const std::vector<rows>& keys) {
     kvmeld::strided_cache(spec, {.layers = 2, .capacity = 8}, keys,
                           std::vector{rows(v, layout::nhd), rows(k, layout::nhd)});

@@ -242,6 +242,14 @@ TEST_CASE("pages are found through the tables of a request, a layer or a head", 
     refuses(invalid, "got 8 slots in pages of 3", [&] { make(6, 3); });
     refuses(invalid, "tables of 2 pages, got 7 entries", [&] { make(7, slots); });
     refuses(invalid, "a stride of at least 2 pages, got 1", [&] { make(6, slots, 1); });
+    refuses(invalid, "got 36 entries",  // of 12 tables, in 64 bits
+            [&] { make(36, slots, (std::ptrdiff_t{1} << 62) + 3); });
+    // Heads with tables of their own may lie at one place of a page, but not before it.
+    refuses(invalid, "strides of at least 0, got 0 and -1", [&] {
+      const kvmeld::strides before{.head = -1, .row = dim, .page = slots * dim};
+      kvmeld::paged_cache(spec, extents, rows(k, before), rows(v, before),
+                          {fill(layers * requests * kv_heads, tables), slots});
+    });
     refuses(invalid, "laid out as pages_nhd or pages_hnd, got nhd, hnd or hdn", [&] {
       kvmeld::paged_cache(spec, extents, rows(k, layout::nhd), rows(v, layout::pages_nhd),
                           {fill(requests, tables), slots});

@@ -400,9 +400,9 @@ class cache_base {
       same("key_dim", a.key_dim, b.key_dim), same("value_dim", a.value_dim, b.value_dim);
       same("check_finite", int{a.check_finite}, int{b.check_finite});
     }
-    const auto heads = std::int64_t{extents.layers} * extents.requests * all[0].kv_heads;
-    expects(heads <= std::numeric_limits<index_t>::max(),
-            "cache: expected fewer than 2^31 heads, got ", heads);
+    const auto each = std::int64_t{extents.layers} * extents.requests;
+    expects(each <= std::numeric_limits<index_t>::max() / all[0].kv_heads,
+            "cache: expected fewer than 2^31 heads, got ", each, " times ", all[0].kv_heads);
     return std::make_shared<const std::vector<attention_spec>>(std::move(all));
   }
 
@@ -779,13 +779,14 @@ class paged_cache : public cache_base {
             stride);
     const index_t per_request = requests(), per_layer = layers() * per_request;
     const auto size = static_cast<std::ptrdiff_t>(t.pages.size());
+    const std::ptrdiff_t tables = size % stride == 0 ? size / stride : 0;
     placed_tables placed{{t.pages.data(), t.slots}, stride, 1, heads()};
     for (const index_t count : {per_layer, per_request}) {
-      if (size == count * stride) {
+      if (tables == count) {
         placed.heads_each = kv_heads(), placed.count = count;
       }
     }
-    expects(size == placed.count * stride, "paged_cache: expected ", per_request, " (requests), ",
+    expects(tables == placed.count, "paged_cache: expected ", per_request, " (requests), ",
             per_layer, " (layers, requests) or ", heads(),
             " (layers, requests, KV heads) tables of ", stride, " pages, got ", size, " entries");
     return placed;

@@ -221,6 +221,12 @@ inline placed_rows place_rows(const char* call, const char* what, const rows& fr
           : strides_of(std::get<layout>(from.how()), spec, e, row_size, slots, from.size());
   expects(s.element == 1 || per_element == 1, call, ": expected ", what,
           " of blocks with an element stride of 1, got ", s.element);
+  // Beyond any memory it stays at the most: a product of strides and counts may be no number.
+  const auto reached = [](std::ptrdiff_t before, const axis& a) {
+    constexpr auto most = std::numeric_limits<std::ptrdiff_t>::max() / 64;
+    const std::ptrdiff_t steps = a.count - 1;
+    return steps == 0 || a.stride <= (most - before) / steps ? before + steps * a.stride : most;
+  };
   // From the shortest stride to the longest, each must step over all that the shorter ones reach.
   const auto reach_of = [&](std::vector<axis> axes) {
     std::ptrdiff_t reach = 1;
@@ -230,7 +236,7 @@ inline placed_rows place_rows(const char* call, const char* what, const rows& fr
               ", head stride ", s.head, ", row stride ", s.row, ", element stride ", s.element,
               " and page stride ", s.page, " for [", e.layers, ", ", e.requests, ", ",
               spec.kv_heads, ", ", slots, ", ", dim, "]");
-      reach += (a.count - 1) * a.stride;
+      reach = reached(reach, a);
     }
     return reach;
   };
@@ -238,18 +244,22 @@ inline placed_rows place_rows(const char* call, const char* what, const rows& fr
   const axis layers{s.layer, own_tables ? 1 : e.layers},
       heads{s.head, own_tables ? 1 : spec.kv_heads}, rows_of{s.row, slots},
       elements{s.element, row_size};
-  const std::ptrdiff_t beside =
-      own_tables ? (e.layers - 1) * s.layer + (spec.kv_heads - 1) * s.head : 0;
+  expects(!own_tables || (s.layer >= 0 && s.head >= 0), call, ": expected ", what,
+          " with layer and head strides of at least 0, got ", s.layer, " and ", s.head);
+  const auto beside = [&](std::ptrdiff_t reach) {
+    return own_tables ? reached(reached(reach, {s.layer, e.layers}), {s.head, spec.kv_heads})
+                      : reach;
+  };
   axis outer{s.request, e.requests};
   if (paged) {
-    const std::ptrdiff_t one = reach_of({layers, heads, rows_of, elements}) + beside;
+    const std::ptrdiff_t one = beside(reach_of({layers, heads, rows_of, elements}));
     expects(s.page > 0, call, ": expected ", what, " with a page stride above 0, got ", s.page);
     const std::ptrdiff_t there = from.size() < one ? 0 : (from.size() - one) / s.page + 1;
     pages =
         static_cast<index_t>(std::min(there, std::ptrdiff_t{std::numeric_limits<index_t>::max()}));
     outer = {s.page, std::max(pages, index_t{1})};
   }
-  const std::ptrdiff_t reach = reach_of({layers, outer, heads, rows_of, elements}) + beside;
+  const std::ptrdiff_t reach = beside(reach_of({layers, outer, heads, rows_of, elements}));
   expects(reach <= from.size(), call, ": expected ", what, " of at least ", reach * per_element,
           " numbers, got ", from.size() * per_element);
   const auto bytes = static_cast<std::ptrdiff_t>(element_bytes(from.type()));
