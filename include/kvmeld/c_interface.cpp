@@ -37,12 +37,18 @@ static_assert(std::same_as<index_t, std::int32_t>);
 kvmeld_code answer(kvmeld_error* error, kvmeld_code code, std::string_view text) {
   if (error != nullptr) {
     constexpr std::size_t room = sizeof error->message - 1;
-    const std::size_t size = std::min(text.size(), room);
+    std::size_t size = text.size();
+    if (size > room) {
+      size = room - 3;
+      while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0U) == 0x80U) {
+        --size;  // no part of a character in UTF-8
+      }
+    }
     error->code = code;
     std::memcpy(error->message, text.data(), size);
     error->message[size] = '\0';
-    if (text.size() > room) {
-      std::memcpy(error->message + room - 3, "...", 3);
+    if (size < text.size()) {
+      std::memcpy(error->message + size, "...", 4);
     }
   }
   return code;

@@ -800,6 +800,15 @@ static void refuses_calls(void) {
   CHECK(kvmeld_needs_of(name, &needs, &error) == KVMELD_INVALID_ARGUMENT);
   CHECK(strlen(error.message) == sizeof error.message - 1);
   CHECK(strcmp(error.message + sizeof error.message - 4, "...") == 0);
+  /* ... between two characters: wherever these begin, the last one before the dots is whole. */
+  for (size_t first = 0; first < 2; ++first) {
+    name[0] = 'x';
+    for (size_t i = first; i + 2 < sizeof name; i += 2) {
+      memcpy(name + i, "\xC3\xA9", 2);
+    }
+    CHECK(kvmeld_needs_of(name, &needs, &error) == KVMELD_INVALID_ARGUMENT);
+    CHECK(strcmp(error.message + strlen(error.message) - 4, "\xA9...") == 0);
+  }
   CHECK(kvmeld_clear(NULL, 0, NULL) == KVMELD_INVALID_ARGUMENT);
   free(x), free(y), free(z);
   kvmeld_compressor_free(shared), kvmeld_compressor_free(meld), kvmeld_cache_free(kv);
