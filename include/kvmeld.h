@@ -341,7 +341,8 @@ typedef void (*kvmeld_work)(void* work, int32_t i, int32_t worker);
  * `f(work, i, worker)` once for each i of 0 to count - 1, in any order or at the same time, and
  * returns when all are done; no two calls at a time have one worker of 0 to workers - 1. The
  * results are the same, to the bit, for any number of workers. Refused: no workers. An executor
- * that leaves items out, or has other workers, makes the call fail with part of its heads done.
+ * that leaves items out for others, or has other workers, makes the call fail with part of its
+ * heads done.
  */
 typedef struct kvmeld_executor {
   size_t size;     /**< sizeof of the struct */

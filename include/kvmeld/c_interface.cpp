@@ -296,9 +296,11 @@ class callback {
     if (all.error) {
       std::rethrow_exception(all.error);
     }
-    expects(all.done == count, call_, ": expected an executor that calls each of ", count,
-            " items once, on workers 0 to ", workers() - 1, ", got ", all.done.load(),
-            " such calls");
+    const auto n = static_cast<std::uint64_t>(count);
+    expects(all.done == count && all.sum == n * (n - 1) / 2, call_,
+            ": expected an executor that calls each of ", count, " items once, on workers 0 to ",
+            workers() - 1, ", got ", all.done.load(), " such calls",
+            all.done == count ? ", of some items twice" : "");
   }
 
  private:
@@ -307,6 +309,7 @@ class callback {
     F& f;
     index_t count, workers;
     std::atomic<index_t> done = 0;
+    std::atomic<std::uint64_t> sum = 0;  // of the items: one twice is not another one
     std::atomic<bool> failed = false;
     std::exception_ptr error = {};
 
@@ -322,6 +325,7 @@ class callback {
           w.error = std::current_exception();
         }
       }
+      w.sum += static_cast<std::uint64_t>(i);
       ++w.done;
     }
   };

@@ -500,6 +500,12 @@ static void forgets_one(void* context, int32_t count, kvmeld_work f, void* work)
     f(work, i, 0);
   }
 }
+static void one_twice(void* context, int32_t count, kvmeld_work f, void* work) {
+  (void)context;
+  for (int32_t i = 0; i < count; ++i) {
+    f(work, i == 1 ? 0 : i, 0);
+  }
+}
 static void of_other_workers(void* context, int32_t count, kvmeld_work f, void* work) {
   (void)context;
   for (int32_t i = 0; i <= count; ++i) {
@@ -534,6 +540,9 @@ static void runs_on_executors(void) {
       wrong = on, wrong.run = forgets_one;
       INVALID("each of 2 items once, on workers 0 to 1, got 1 such calls",
               kvmeld_step(meld, 0, &request, 1, &x->in, x->out, QUERY, &wrong, &error));
+      wrong.run = one_twice;
+      INVALID("got 2 such calls, of some items twice",
+              kvmeld_compress(meld, 1, &request, 1, NULL, 0, &wrong, &error));
       wrong = on, wrong.run = of_other_workers, wrong.workers = 1;
       INVALID("got 0 such calls", kvmeld_compress(meld, 1, &request, 1, NULL, 0, &wrong, &error));
       /* What is thrown on a worker comes out of the call: here of a plan for spoiled slots. */
