@@ -366,7 +366,8 @@ class from_callback : public std::streambuf {
     const auto bytes = static_cast<std::size_t>(size);
     std::size_t got = 0;
     for (std::size_t now = 1; got < bytes && now > 0; got += now) {
-      now = std::min(read_(context_, to + got, bytes - got), bytes - got);
+      now = read_(context_, to + got, bytes - got);
+      now = now <= bytes - got ? now : 0;  // as of a read() that returned -1
     }
     return static_cast<std::streamsize>(got);
   }

@@ -406,6 +406,12 @@ static size_t read_from(void* context, void* data, size_t n) {
   return n;
 }
 
+/* As a function that returns read()'s -1. */
+static size_t fails_to_read(void* context, void* data, size_t n) {
+  stream* const s = (stream*)context;
+  return s->at < 100 ? read_from(context, data, n) : (size_t)-1;
+}
+
 static void saves_and_loads(void) {
   kvmeld_cache* const kv = new_cache();
   kvmeld_compressor* const meld = new_compressor(kv, "d2o");
@@ -426,6 +432,8 @@ static void saves_and_loads(void) {
     CHECK(memcmp(next[request], next[0], sizeof next[0]) == 0);
   }
   REFUSED(KVMELD_CORRUPT_FILE, "truncated", kvmeld_load(meld, 1, read_from, &file, &error));
+  file.at = 0;
+  REFUSED(KVMELD_CORRUPT_FILE, "truncated", kvmeld_load(meld, 1, fails_to_read, &file, &error));
   file.at = 0, file.data[first / 2] ^= 1;
   CHECK(kvmeld_load(meld, 1, read_from, &file, &error) == KVMELD_CORRUPT_FILE);
   CHECK(length_of(kv, 1, 1) == SLOTS);
