@@ -133,9 +133,13 @@ T or_default(T x, std::type_identity_t<T> otherwise) {
 
 rotary rope_of(const kvmeld_attention_spec& s) {
   const auto pairs = choice("attention_spec", "rope", s.rope, std::int32_t{KVMELD_INTERLEAVED});
-  expects(pairs != KVMELD_NO_ROPE || (s.rope_base == 0 && s.rope_table == nullptr),
-          "attention_spec: expected rope (KVMELD_HALVES or KVMELD_INTERLEAVED) with its base, got "
-          "KVMELD_NO_ROPE");
+  expects(
+      pairs != KVMELD_NO_ROPE || (s.rope_base == 0 && s.rope_table == nullptr && s.rope_dims == 0 &&
+                                  s.rope_last == 0 && s.rope_scaling == 0 && s.rope_factor == 0),
+      "attention_spec: expected rope (KVMELD_HALVES or KVMELD_INTERLEAVED) with its base, got "
+      "KVMELD_NO_ROPE");
+  expects(s.rope_table != nullptr || s.rope_table_count == 0,
+          "attention_spec: expected no count of a rope_table (NULL), got ", s.rope_table_count);
   expects(s.rope_table == nullptr || s.rope_base == 0,
           "attention_spec: expected rope_base or rope_table, got both");
   rotary r;

@@ -649,6 +649,12 @@ static void refuses_specs(void) {
   SPEC("key_dim", spec.key_dim = 0);
   SPEC("rope of 0 to 2, got 3", spec.rope = 3);
   SPEC("got KVMELD_NO_ROPE", spec.rope = KVMELD_NO_ROPE);
+  SPEC("got KVMELD_NO_ROPE", spec.rope = KVMELD_NO_ROPE; spec.rope_base = 0; spec.rope_dims = 4);
+  SPEC("got KVMELD_NO_ROPE", spec.rope = KVMELD_NO_ROPE; spec.rope_base = 0; spec.rope_last = 1);
+  SPEC("got KVMELD_NO_ROPE", spec.rope = KVMELD_NO_ROPE; spec.rope_base = 0;
+       spec.rope_scaling = KVMELD_LINEAR);
+  SPEC("got KVMELD_NO_ROPE", spec.rope = KVMELD_NO_ROPE; spec.rope_base = 0; spec.rope_factor = 4);
+  SPEC("no count of a rope_table (NULL), got 4", spec.rope_table_count = 4);
   SPEC("above 1", spec.rope_base = 0);
   SPEC("rope_scaling of 0 to 3", spec.rope_scaling = 4);
   SPEC("rope_scaling with its factor", spec.rope_factor = 2);
