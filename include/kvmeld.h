@@ -291,6 +291,7 @@ typedef struct kvmeld_policy_needs {
   int32_t alibi;      /**< ... alibi_slopes */
   int32_t one_memory; /**< ... values in the memory of keys */
   int32_t seals;      /**< ... `kvmeld_seal` and `kvmeld_pin` */
+  int32_t unused;     /**< 0; a later version's */
 } kvmeld_policy_needs;
 /** Of the policy that `policy` names, into `needs`, whose `size` is set. Refused: an unknown name
  * or option, with those that there are. */
@@ -312,6 +313,7 @@ typedef struct kvmeld_budget {
   int32_t slack;   /**< slots in addition that decoding may fill before it evicts */
   int32_t most;    /**< shared: no head gets more; 0: what leaves it room in the cache */
   int32_t sharing; /**< KVMELD_EACH ... KVMELD_SAME_TOKENS */
+  int32_t unused;  /**< 0; a later version's, which would otherwise lie in padding, never set */
 } kvmeld_budget;
 
 /**

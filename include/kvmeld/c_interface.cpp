@@ -623,7 +623,8 @@ kvmeld_code kvmeld_needs_of(const char* policy, kvmeld_policy_needs* needs, kvme
           .sinks = from.attention.sinks,
           .alibi = from.attention.alibi,
           .one_memory = from.attention.one_memory,
-          .seals = from.attention.seals};
+          .seals = from.attention.seals,
+          .unused = 0};
   });
 }
 
@@ -634,6 +635,7 @@ kvmeld_compressor* kvmeld_compressor_new(kvmeld_cache* cache, const char* policy
     constexpr const char* call = "compressor_new";
     const auto& kv = own(call, cache).kv;
     const kvmeld_budget& b = sized(call, "a budget", limit);
+    expects(b.unused == 0, call, ": expected a budget with `unused` of 0, got ", b.unused);
     const auto sharing = choice(call, "sharing", b.sharing, std::int32_t{KVMELD_SAME_TOKENS});
     const budget held{.slots = b.slots,
                       .trigger = b.trigger,

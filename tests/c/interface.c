@@ -685,6 +685,24 @@ static void refuses_specs(void) {
   NO_HANDLE(KVMELD_INVALID_ARGUMENT, "values", kvmeld_cache_new(&spec, 1, &options, &error));
 }
 
+/* A later version's member makes a struct longer: it does not fall into padding, which programs of
+ * this one do not set. */
+static void ends_without_padding(void) {
+#define ENDS_WITH(type, last) \
+  CHECK(sizeof(type) == offsetof(type, last) + sizeof(((const type*)0)->last))
+  ENDS_WITH(kvmeld_attention_spec, rope_parts_of_pairs);
+  ENDS_WITH(kvmeld_cache_options, newest);
+  ENDS_WITH(kvmeld_memory, page);
+  ENDS_WITH(kvmeld_page_tables, stride);
+  ENDS_WITH(kvmeld_head, value_row);
+  ENDS_WITH(kvmeld_policy_needs, unused);
+  ENDS_WITH(kvmeld_budget, unused);
+  ENDS_WITH(kvmeld_executor, context);
+  ENDS_WITH(kvmeld_queries, hidden_norm_count);
+  ENDS_WITH(kvmeld_step_input, position_count);
+  ENDS_WITH(kvmeld_step_attention, query);
+}
+
 static void refuses_calls(void) {
   kvmeld_cache* const kv = new_cache();
   kvmeld_budget budget = slots(SLOTS);
@@ -699,7 +717,10 @@ static void refuses_calls(void) {
   NO_HANDLE(KVMELD_INVALID_ARGUMENT, "null", kvmeld_compressor_new(kv, "h2o", NULL, 7, &error));
   NO_HANDLE(KVMELD_INVALID_ARGUMENT, "0 to 7",
             kvmeld_compressor_new(kv, "h2o", &budget, 8, &error));
-  budget.sharing = 4;
+  budget.unused = 1;
+  NO_HANDLE(KVMELD_INVALID_ARGUMENT, "`unused` of 0",
+            kvmeld_compressor_new(kv, "h2o", &budget, 7, &error));
+  budget = slots(SLOTS), budget.sharing = 4;
   NO_HANDLE(KVMELD_INVALID_ARGUMENT, "sharing of 0 to 3",
             kvmeld_compressor_new(kv, "h2o", &budget, 7, &error));
   budget = slots(CAPACITY + 1);
@@ -846,6 +867,7 @@ int main(void) {
   keeps_tokens();
   runs_on_executors();
   serves_on_threads();
+  ends_without_padding();
   refuses_specs();
   refuses_calls();
   printf("%d checks failed\n", failures);

@@ -40,7 +40,8 @@ class CacheOptions(Sized):
 
 
 class Budget(Sized):
-    _fields_ = [("size", c_size_t)] + [(name, c_int32) for name in ("slots", "trigger", "slack", "most", "sharing")]
+    _fields_ = [("size", c_size_t)] + [(name, c_int32) for name in
+                                       ("slots", "trigger", "slack", "most", "sharing", "unused")]
 
 
 class Queries(Sized):

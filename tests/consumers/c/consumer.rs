@@ -73,6 +73,7 @@ struct Budget {
     slack: i32,
     most: i32,
     sharing: i32,
+    unused: i32,
 }
 
 #[repr(C)]
