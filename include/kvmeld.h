@@ -26,8 +26,8 @@
  * Errors. A function returns its code, KVMELD_OK (0) or why it was refused, and the call's
  * `kvmeld_error`, which may be NULL, has the text: "kvmeld: step: expected X, got Y". Functions
  * that make a handle return NULL instead. A refused call has changed nothing, but for what
- * KVMELD_NOT_FINITE of `kvmeld_step` and executors say. Every pointer may be NULL: it is refused,
- * or the function says what NULL means. No C++ exception leaves the library.
+ * KVMELD_NOT_FINITE of `kvmeld_step`, KVMELD_NO_MEMORY and executors say. Every pointer may be
+ * NULL: it is refused, or the function says what NULL means. No C++ exception leaves the library.
  *
  * Memory. What the caller passes must live as long as the call; memory of
  * `kvmeld_strided_cache_new` and `kvmeld_paged_cache_new` as long as the cache and its compressors.
@@ -66,7 +66,7 @@ enum {
   KVMELD_NOT_FINITE = 4,       /**< NaN or Inf in what comes in, or in a plan */
   KVMELD_UNSUPPORTED = 5,      /**< a policy or a cache cannot do it */
   KVMELD_CORRUPT_FILE = 6,     /**< `kvmeld_load` read something else, or a callback failed */
-  KVMELD_NO_MEMORY = 7,        /**< the system has none left */
+  KVMELD_NO_MEMORY = 7,        /**< none left: a request may be half changed, `kvmeld_clear` it */
   KVMELD_FAILED = 8            /**< anything else: a defect of the library's */
 };
 
