@@ -198,7 +198,7 @@ attention_spec spec_of(const kvmeld_attention_spec& s) {
 
 /// Refused before anything of an array is read: other counts than 1 or the layers'.
 void expect_each(const char* call, const char* what, std::size_t count, index_t layers) {
-  expects(count == 1 || count == as_size(layers), call, ": expected ", what,
+  expects(count == 1 || (layers > 0 && count == as_size(layers)), call, ": expected ", what,
           " of all layers (1), or of each of ", layers, ", got ", count);
 }
 

@@ -670,6 +670,10 @@ static void refuses_specs(void) {
   NO_HANDLE(KVMELD_INVALID_ARGUMENT, "got 0", kvmeld_cache_new(&spec, 0, &options, &error));
   NO_HANDLE(KVMELD_INVALID_ARGUMENT, "attention_spec of all layers (1), or of each of 2, got 3",
             kvmeld_cache_new(&spec, 3, &options, &error));
+  options.layers = -1; /* one variable for both */
+  NO_HANDLE(KVMELD_INVALID_ARGUMENT, "attention_spec of all layers (1), or of each of -1, got",
+            kvmeld_cache_new(&spec, (size_t)-1, &options, &error));
+  options = extents();
   NO_HANDLE(KVMELD_INVALID_ARGUMENT, "got null", kvmeld_cache_new(NULL, 1, &options, &error));
   NO_HANDLE(KVMELD_INVALID_ARGUMENT, "options, got null", kvmeld_cache_new(&spec, 1, NULL, &error));
   CHECK(kvmeld_cache_new(&spec, 1, NULL, NULL) == NULL); /* without an error */
