@@ -37,12 +37,6 @@ std::size_t write(void* to, const void* data, std::size_t size) {
   return size;
 }
 
-/// What was said, for one's REQUIRE.
-struct answer {
-  kvmeld_error error = {};
-  explicit operator bool() const { return error.code == KVMELD_OK; }
-};
-
 /// A cache and its compressor by each interface, which make the same calls.
 class both {
  public:
@@ -54,14 +48,13 @@ class both {
     extents.layers = layers, extents.requests = requests, extents.capacity = capacity;
     extents.keys = static_cast<int>(o.keys), extents.values = static_cast<int>(o.values);
     extents.newest = o.newest;
-    c_kv_ = kvmeld_cache_new(c.data(), c.size(), &extents, &said_.error);
+    c_kv_ = kvmeld_cache_new(c.data(), c.size(), &extents, &error_);
     kvmeld_budget budget{};
     budget.size = sizeof budget;
     budget.slots = b.slots, budget.trigger = b.trigger, budget.slack = b.slack;
     budget.sharing = b.is_shared ? KVMELD_SHARED : KVMELD_EACH;
-    c_meld_ =
-        kvmeld_compressor_new(c_kv_, policy.c_str(), &budget, KVMELD_STEP_ATTENDS, &said_.error);
-    INFO(said_.error.message);
+    c_meld_ = kvmeld_compressor_new(c_kv_, policy.c_str(), &budget, KVMELD_STEP_ATTENDS, &error_);
+    INFO(error_.message);
     REQUIRE(c_meld_ != nullptr);
   }
   both(const both&) = delete;
@@ -153,7 +146,7 @@ class both {
 
   kvmeld::cache kv_;
   kvmeld::compressor<any> meld_;
-  answer said_;
+  kvmeld_error error_ = {};
   kvmeld_cache* c_kv_ = nullptr;
   kvmeld_compressor* c_meld_ = nullptr;
   std::vector<float> q_, k_, v_, out_, c_out_;
