@@ -76,6 +76,8 @@ TEST_CASE("caches that cannot be are refused", "[cache][errors]") {
           [&] { make(k, v, kvmeld::strides{.head = 4, .row = 4}); });
   refuses(invalid, "keys of at least 68 numbers, got 64",
           [&] { make(k, v, kvmeld::strides{.head = 36, .row = 4}); });
+  refuses(invalid, "keys without a page stride (a cache without pages), got 16",
+          [&] { make(k, v, kvmeld::strides{.head = 32, .row = 4, .page = 16}); });
   // Products of strides and counts that are no number of 64 bits.
   constexpr auto most = std::numeric_limits<std::ptrdiff_t>::max();
   for (const std::ptrdiff_t stride : {most, most / 7, std::ptrdiff_t{1} << 61}) {

@@ -244,6 +244,12 @@ TEST_CASE("pages are found through the tables of a request, a layer or a head", 
     refuses(invalid, "a stride of at least 2 pages, got 1", [&] { make(6, slots, 1); });
     refuses(invalid, "got 36 entries",  // of 12 tables, in 64 bits
             [&] { make(36, slots, (std::ptrdiff_t{1} << 62) + 3); });
+    refuses(invalid, "keys without a request stride (a cache in pages), got 1", [&] {
+      const kvmeld::strides both{
+          .request = 1, .head = dim, .row = kv_heads * dim, .page = slots * kv_heads * dim};
+      kvmeld::paged_cache(spec, extents, rows(k, both), rows(v, both),
+                          {fill(requests, tables), slots});
+    });
     // Heads with tables of their own may lie at one place of a page, but not before it.
     refuses(invalid, "strides of at least 0, got 0 and -1", [&] {
       const kvmeld::strides before{.head = -1, .row = dim, .page = slots * dim};

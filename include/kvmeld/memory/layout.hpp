@@ -198,8 +198,8 @@ inline strides strides_of(layout how, const attention_spec& spec, const cache_ex
 
 /// Places an engine's rows of `dim`; of a cache in pages of `page_slots` slots, else 0. `what`:
 /// "keys" or "values". `pages`: how many there are. `own_tables`: each head has pages of its own.
-/// Refused: null, another layout, blocks that do not lie side by side, rows that overlap, less
-/// memory than the strides reach.
+/// Refused: null, another layout or its strides, blocks that do not lie side by side, rows that
+/// overlap, less memory than the strides reach.
 inline placed_rows place_rows(const char* call, const char* what, const rows& from, index_t dim,
                               const attention_spec& spec, const cache_extents& e,
                               index_t page_slots, index_t& pages, bool own_tables = false) {
@@ -219,6 +219,9 @@ inline placed_rows place_rows(const char* call, const char* what, const rows& fr
       std::holds_alternative<strides>(from.how())
           ? std::get<strides>(from.how())
           : strides_of(std::get<layout>(from.how()), spec, e, row_size, slots, from.size());
+  expects((paged ? s.request : s.page) == 0, call, ": expected ", what, " without a ",
+          paged ? "request stride (a cache in pages)" : "page stride (a cache without pages)",
+          ", got ", paged ? s.request : s.page);
   expects(s.element == 1 || per_element == 1, call, ": expected ", what,
           " of blocks with an element stride of 1, got ", s.element);
   // Beyond any memory it stays at the most: a product of strides and counts may be no number.
