@@ -63,8 +63,8 @@ def number(x: float) -> str:
 
 
 def kl_of(row: dict[str, str]) -> str:
-    error = row["kl_se"]
-    return number(float(row["kl"])) + (f" ± {number(float(error))}" if error else "")
+    error = float(row["kl_se"] or 0)
+    return number(float(row["kl"])) + (f" ± {number(error)}" if error >= 0.00005 else "")
 
 
 def share(budget: str) -> str:
