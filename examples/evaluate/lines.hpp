@@ -139,7 +139,7 @@ class palette {
   }
   explicit palette(const std::vector<row>& rows) : palette(by_all_figures(rows)) {}
 
-  /// `colour_of(policy)`; none: grey.
+  /// The number of a policy's colour, of those that `colour` names; none: it is grey.
   std::optional<std::size_t> colour_of(const std::string& policy) const {
     const auto at = std::ranges::find(policies_, policy);
     return at == policies_.end()

@@ -32,7 +32,7 @@ inline std::string needle_picture(const std::vector<outcome>& outcomes) {
     return {};
   }
   const panel first = panels.front();
-  std::string named;  // below, in one line or several
+  std::string named;  // below the panels: which policies have none, and why, in lines
   const auto name_below = [&](const std::string& what, auto which) {
     std::size_t letters = 0;
     std::string names;

@@ -73,7 +73,7 @@ def test_decoding_and_further_turns_keep_to_it(model, text):
 
 
 def test_a_batch_of_different_lengths_is_each_of_them_alone(model, text):
-    """Each has a number of slots of its own to share; they are decoded together, one of them at its end."""
+    """Half of its own length is what each shares; they are decoded together."""
     lengths = [150, 60, 150]
     tokens, mask = padded(text, lengths)
     together = Cache("fold", 0.5)
