@@ -650,7 +650,7 @@ void compressor<P>::set_state(index_t head, head_state state) {
       open_.policies.shares(head) ? open_.policies.decode_limit(head, slots, one.kept) : one.limit;
   const bool may_rest = open_.policies.with(head, [&](const auto& p) {
     const index_t steps = declared(p).decode_use().steps;
-    return steps == 0 || open_.is_far(slots, steps, limit);
+    return steps == 0 || open_.is_far(slots - 1, steps, limit);  // the next step is observed
   });
   expects(!state.rests() || may_rest,
           "set_state: expected a state that observed the steps before a plan of ",
