@@ -86,23 +86,34 @@ inline std::vector<score> ruler(const engine::decoder& model, const engine::toke
   return scores;
 }
 
-/// Text and question are decoded token by token from an empty cache: 1 or 0 for each contender.
+/// Text and question are decoded token by token from an empty cache: 1 or 0 for each contender. All
+/// of them side by side: the weights, most of what a token reads, are read once.
 inline std::vector<score> stream_needle(const engine::decoder& model,
                                         const engine::tokenizer& tokens, const needle_text& text,
                                         std::span<const contender> contenders) {
   const auto most =
       static_cast<index_t>(text.body.size() + text.question.size() + text.value.size() + 3);
-  std::vector<score> scores;
+  std::vector<compressed_decoder> decoders;
+  std::vector<compressed_decoder*> all;
+  decoders.reserve(contenders.size());  // they stay where they are
   for (const contender& c : contenders) {
-    compressed_decoder decoder(model, c, most);
-    const row_major_matrix* logits = nullptr;
-    for (const auto* const part : {&text.body, &text.question}) {
-      for (std::size_t t = 0; t < part->size() && !interrupted; ++t) {
-        logits = &decoder.next((*part)[t]);
-      }
+    all.push_back(&decoders.emplace_back(model, c, most));
+  }
+  engine::decoder::scratch work;
+  row_major_matrix logits;
+  for (const auto* const part : {&text.body, &text.question}) {
+    for (std::size_t t = 0; t < part->size() && !interrupted; ++t) {
+      compressed_decoder::next(all, std::vector<int>(all.size(), (*part)[t]), work, logits);
+    }
+  }
+  std::vector<score> scores;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    row_major_matrix own;
+    if (!interrupted) {
+      own = logits.row(static_cast<Eigen::Index>(i));
     }
     const bool right =
-        !interrupted && write(decoder, logits, tokens, std::span(&text.value, 1)).value == 0;
+        !interrupted && write(*all[i], &own, tokens, std::span(&text.value, 1)).value == 0;
     scores.push_back({right ? 1.0 : 0.0});
   }
   return scores;
