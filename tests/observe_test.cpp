@@ -56,6 +56,7 @@ TEST_CASE("an attention without what the policy needs is refused, and nothing wa
                                                  {"triattention", {true, false}},
                                                  {"fold", {true, false}},
                                                  {"fold by scores", {true, false}},
+                                                 {"fold that scores in decode", {true, true}},
                                                  {"ems, entries shared", {true, false}}};
   auto examples = every_policy();
   examples.push_back({"ems, entries shared", kvmeld::ems{.window = 8, .threshold = -1}});

@@ -170,6 +170,13 @@ TEST_CASE("workspace_bytes refuses scores that fold weighs by other heads") {
                     Catch::Contains("cuda fold: expected a leverage exponent of 0, got 2"));
 }
 
+TEST_CASE("workspace_bytes refuses scores in decode") {
+  device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1);
+  const fold p{.decode = {.rescore = 16}, .pins = fold::pin_rule::scores};
+  CHECK_THROWS_WITH(workspace_bytes(p, kv.view(), 1),
+                    Catch::Contains("cuda fold: expected rescore=0, got 16"));
+}
+
 TEST_CASE("step refuses a state without fold's memory") {
   device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {slot_reduce::sum}, 7);
   std::vector<float> x(16);

@@ -22,6 +22,8 @@ struct ems_member {
 /// fold, while decoding: the latest queries, and running sums over all un-rotated keys.
 struct fold_memory {
   std::vector<std::pair<int, mat>> queries = {};  // position, [group][dim]
+  mat own = {};      // [queries][group] log-sum-exp of each one's step; infinite: it scored before
+  int unscored = 0;  // steps since slots were scored
 };
 
 /// expected_attention: running sums over all un-rotated queries, for each query head.

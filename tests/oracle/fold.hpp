@@ -69,6 +69,7 @@ struct fold {
   int window = 16;  // queries kept ...
   int stride = 4;   // ... every so many steps
   int decode_recent = 8;
+  int rescore = 0;  // steps after which slots are scored by the queries since, and one before
 
   /// Every slot's mass on the reference queries.
   struct measure {
@@ -278,7 +279,9 @@ struct fold {
   void prompt(head& h, const tensor& given, const std::vector<int>& positions, int target) const;
   mat step(head& h, const mat& q, const vec& k, const vec& v, int target, int trigger = 0) const;
 
-  void remember(head& h, const placed_queries& latest) const;
+  void remember(head& h, const placed_queries& latest, const mat& own = {}) const;
+  void score_decoded(head& h) const;
+  std::vector<bool> pinned_by_scores(const head& h, int keep, double& raised) const;
   mat remembered(const head& h) const;
   void compress_step(head& h, int budget, int keep) const;
 };

@@ -12,6 +12,13 @@
 //  - By scores, a head that holds no prompt's: all slots but the sinks, the latest and the clusters
 //    are outliers, and two more may always be folded away. The latest are fewer where that many
 //    would leave less than a quarter of the clusters' slots.
+//  - With `rescore`, by scores: the memory has the queries of that many steps and of one before,
+//    each with its step's log-sum-exp; after so many steps all slots are scored by them, without
+//    leverage, at up to 512 positions to come, and keep the largest. A prompt's queries have scored
+//    there; they are held evenly spread. Pinned are the latest, those unscored in addition, and the
+//    best by score that hold one token; clusters have as many slots as after a prompt, less where
+//    too few would be left. The gain is a prompt's, save for sinks and the latest, `rescore` of
+//    them at least.
 //  - Masses are tied as they are computed: "a slot of larger mass" includes one of equal mass.
 #pragma once
 
@@ -26,23 +33,66 @@ inline double in_bfloat16(double x) {
   return std::ldexp(std::nearbyint(std::ldexp(fraction, 8)), exponent - 8);
 }
 
-inline void fold::remember(head& h, const placed_queries& latest) const {
+inline void fold::remember(head& h, const placed_queries& latest, const mat& own) const {
   fold_memory& m = h.memory;
+  m.unscored = own.empty() ? 0 : m.unscored + 1;
   for (std::size_t i = 0; i < latest.queries.size(); ++i) {
     mat rounded = latest.queries[i];
     for (vec& q : rounded)
       for (double& x : q) x = in_bfloat16(x);
     m.queries.push_back({latest.positions[i], rounded});
+    m.own.push_back(own.empty() ? vec(rounded.size(), std::numeric_limits<double>::infinity())
+                                : own[i]);
   }
-  const auto most = static_cast<std::ptrdiff_t>(window * stride);
+  const auto most = static_cast<std::ptrdiff_t>(rescore > 0 ? rescore + 1 : window * stride);
   const auto held = static_cast<std::ptrdiff_t>(m.queries.size());
-  if (held > most) m.queries.erase(m.queries.begin(), m.queries.begin() + (held - most));
+  if (held > most) {
+    m.queries.erase(m.queries.begin(), m.queries.begin() + (held - most));
+    m.own.erase(m.own.begin(), m.own.begin() + (held - most));
+  }
+}
+
+inline void fold::score_decoded(head& h) const {
+  tensor all;
+  std::vector<int> at;
+  for (const auto& [position, q] : h.memory.queries) all.push_back(q), at.push_back(position);
+  const vec s = lookahead_max{.horizon = 512, .rotation = rotation, .outliers = false}.with(
+      h, all, at, h.memory.own, newest(h) + 1);
+  for (std::size_t j = 0; j < s.size(); ++j) h.slots[j].score = std::max(h.slots[j].score, s[j]);
+}
+
+/// `raised`: the least log-mass of what is pinned by score and not among the latest.
+inline std::vector<bool> fold::pinned_by_scores(const head& h, int keep, double& raised) const {
+  const int free = keep - sinks - recent;
+  const int merged =
+      clusters > 0 ? clusters
+                   : std::max(1, static_cast<int>(std::floor((1 - score_share) * free + 0.5)));
+  const int latest = std::min(recent + h.memory.unscored, keep - sinks - 2);
+  const int most = std::min(free - merged - h.memory.unscored, keep - sinks - latest - 2);
+  std::vector<bool> pin = protected_slots(h, sinks, latest);
+  std::vector<std::size_t> scored;
+  vec score;
+  for (std::size_t j = 0; j < h.slots.size(); ++j) {
+    score.push_back(h.slots[j].score);
+    if (!pin[j] && h.slots[j].single && score[j] > 0) scored.push_back(j);
+  }
+  for (const std::size_t j : top(score, scored, static_cast<std::size_t>(std::max(most, 0))))
+    pin[j] = true;
+  const auto kept = static_cast<double>(std::count(pin.begin(), pin.end(), true));
+  raised = log_gain(pin_gain, kept, mean_slots, newest(h) + 1.0);
+  return pin;
 }
 
 inline void fold::prompt(head& h, const tensor& given, const std::vector<int>& positions,
                          int target) const {
   const placed_queries all{given, positions_or_last(h, given.size(), positions)};
-  remember(h, all);
+  placed_queries some;  // of so many as are held, evenly spread
+  for (std::size_t i = 0, n = std::min(given.size(), static_cast<std::size_t>(rescore + 1)); i < n;
+       ++i) {
+    some.queries.push_back(given[i * given.size() / n]);
+    some.positions.push_back(all.positions[i * given.size() / n]);
+  }
+  remember(h, rescore > 0 ? some : all);
   mat rows;
   if (lookahead) {
     rows = foreseen(spread(all, queries), newest(h) + 1, where, rotation);
@@ -56,8 +106,9 @@ inline void fold::prompt(head& h, const tensor& given, const std::vector<int>& p
 inline mat fold::remembered(const head& h) const {
   placed_queries some;
   const auto& all = h.memory.queries;
-  for (std::size_t back = 0; back < all.size() && static_cast<int>(some.queries.size()) < window;
-       back += static_cast<std::size_t>(stride)) {
+  const int most = rescore > 0 ? rescore + 1 : window, apart = rescore > 0 ? 1 : stride;
+  for (std::size_t back = 0; back < all.size() && static_cast<int>(some.queries.size()) < most;
+       back += static_cast<std::size_t>(apart)) {
     const auto& [position, q] = all[all.size() - 1 - back];
     some.queries.insert(some.queries.begin(), q);
     some.positions.insert(some.positions.begin(), position);
@@ -88,9 +139,13 @@ inline void fold::compress_step(head& h, int budget, int keep) const {
     most = std::min(outlier_count(outliers, budget, sinks, decode_recent),
                     keep - sinks - decode_recent - merged);
   }
+  double raised = 0;
   const std::vector<bool> fixed =
-      pinned(h, protected_slots(h, sinks, latest),
-             leverage(unrotated_keys(h, rotation), leverage_ridge), most);
+      rescore > 0 ? pinned_by_scores(h, keep, raised)
+                  : pinned(h, protected_slots(h, sinks, latest),
+                           leverage(unrotated_keys(h, rotation), leverage_ridge), most);
+  const std::vector<bool> ungained = protected_slots(
+      h, sinks, std::max(rescore, std::min(recent + h.memory.unscored, keep - sinks - 2)));
   const measure m = measured(h, remembered(h));
   const auto cost = [&](std::size_t i, std::size_t j) {  // Ward
     return m.mass[i] * m.mass[j] / (m.mass[i] + m.mass[j]) *
@@ -120,24 +175,31 @@ inline void fold::compress_step(head& h, int budget, int keep) const {
   }
   head made = h;
   made.slots.clear();
-  for (std::size_t j = 0; j < n; ++j)
-    if (!is_removed[j])
-      made.slots.push_back(members[j].size() == 1 ? h.slots[j] : merged(h, m, j, members[j]));
+  for (std::size_t j = 0; j < n; ++j) {
+    if (is_removed[j]) continue;
+    made.slots.push_back(members[j].size() == 1 ? h.slots[j] : merged(h, m, j, members[j]));
+    double& own = made.slots.back().log_mass;
+    if (fixed[j] && !ungained[j] && raised > own) own = raised;
+  }
   h = made;
 }
 
 inline mat fold::step(head& h, const mat& q, const vec& k, const vec& v, int target,
                       int trigger) const {
   append(h, k, v);
-  const mat output = attend(h, q).output;
-  remember(h, {{q}, {newest(h)}});
+  const auto seen = attend(h, q);
+  remember(h, {{q}, {newest(h)}}, {seen.lse});
+  if (by_scores && rescore > 0 && h.memory.unscored == rescore) {
+    score_decoded(h);
+    h.memory.unscored = 0;
+  }
   if (triggered(h, target, trigger)) {
     if (trigger > 0)
       compress_step(h, trigger - 1, target);
     else
       compress_step(h, target, target + 1 - period);
   }
-  return output;
+  return seen.output;
 }
 
 }  // namespace oracle

@@ -38,13 +38,19 @@ struct lookahead_max {
   vec operator()(const head& h, const tensor& queries, const std::vector<int>& positions,
                  int next) const {
     const std::vector<int> at = positions_or_last(h, queries.size(), positions);
-    const mat own = own_log_sums(h, queries, at);
+    return with(h, queries, at, own_log_sums(h, queries, at), next);
+  }
+  /// The same with what each query found in its own reading; those of an infinite one score
+  /// nothing.
+  vec with(const head& h, const tensor& queries, const std::vector<int>& at, const mat& own,
+           int next) const {
     const std::vector<bool> all(h.slots.size(), true);
     const auto n = static_cast<long>(queries.size());
     vec score(h.slots.size(), 0.0);
     for (std::size_t g = 0; g < static_cast<std::size_t>(h.group); ++g) {
       vec most(h.slots.size(), 0.0);
       for (std::size_t i = 0; i < queries.size(); ++i) {
+        if (own[i][g] == std::numeric_limits<double>::infinity()) continue;
         const int to = next + static_cast<int>(long{horizon} * static_cast<long>(i) / n);
         const vec again = logits_of(h, rotated(queries[i][g], to - at[i], rotation), g, to);
         double z = 0;  // what it found in its own reading weighs as a sink does

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <vector>
 
+#include "../../examples/evaluate/reference_queries.hpp"
 #include "kvmeld/peers.hpp"
 #include "oracle/oracle.hpp"
 #include "support/fixtures.hpp"
@@ -43,6 +44,64 @@ TEST_CASE("fold by scores in a stream is its oracle: what stands out has all but
     const auto q = fixtures::normal(of_group * width), k = fixtures::normal(width),
                v = fixtures::normal(width + 3);
     fixtures::step(any_policy(policy), kv, state, {q, k, v}, most, out);
+    o.step(expected, fixtures::to_mat(q.data(), of_group, width),
+           fixtures::to_mat(k.data(), 1, width)[0], fixtures::to_mat(v.data(), 1, width + 3)[0],
+           most.slots, most.trigger);
+    REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-3);
+  }
+}
+
+TEST_CASE("fold that scores what it decodes is its oracle, from an empty cache and after a prompt",
+          "[oracle]") {
+  const index_t of_group = GENERATE(1, 3), width = GENERATE(7, 16), more = GENERATE(0, 37),
+                rescore = GENERATE(1, 5, 16), prompt = GENERATE(0, 90);
+  const bool shared = GENERATE(false, true);
+  const fixtures::layer_terms terms = GENERATE(from_range(fixtures::merged_terms));
+  INFO(terms.name << ", dim " << width << ", group " << of_group);
+  fold policy = shared ? fold{}.sharing(40) : fold{.pins = fold::pin_rule::scores};
+  policy.decode.period = 4, policy.decode.rescore = rescore;
+  const index_t slots = shared ? policy.slots_beside_pins() + more : 40;
+  const oracle::fold o{.sinks = 4,
+                       .recent = policy.prompt_recent,
+                       .outliers = 0.5,
+                       .pool = 5,
+                       .leverage_ridge = 1,
+                       .outlying = 1.6,
+                       .by_scores = true,
+                       .clusters = policy.clusters,
+                       .mean_slots = policy.mean,
+                       .period = 4,
+                       .decode_recent = 10,
+                       .rescore = rescore};
+  fixtures::cache<float> kv{terms.shape(1, of_group, width, std::max(slots, prompt) + 1,
+                                        fixtures::default_rope, width + 3)};
+  const any_policy any = policy;
+  auto state = fixtures::make_state(any, kv);
+  oracle::head expected = fixtures::to_oracle(kv.head(0));
+  const budget most = kvmeld::budget_within(any, slots);
+  std::vector<float> out(static_cast<std::size_t>(of_group * (width + 3)));
+  if (prompt > 0) {
+    const auto k = fixtures::normal(prompt * width), v = fixtures::normal(prompt * (width + 3));
+    kv.append(0, k, v);
+    const oracle::mat keys = fixtures::to_mat(k.data(), prompt, width),
+                      values = fixtures::to_mat(v.data(), prompt, width + 3);
+    for (std::size_t t = 0; t < keys.size(); ++t) {
+      append(expected, keys[t], values[t], static_cast<int>(t));
+    }
+    const fixtures::queries queries(prompt, of_group, width);
+    fixtures::observe(any, kv, state, queries.view());
+    const auto reference = evaluate::lookahead(kv, queries.view());
+    // Not by the fixture, which has the reference queries remembered.
+    kvmeld::compress(any, kv.head(0), state[0], state.workspace(), budget{most.slots},
+                     reference.view());
+    o.score(expected, queries.tensor());
+    o.prompt(expected, queries.tensor(), {}, most.slots);
+    REQUIRE(oracle::set_difference(fixtures::to_oracle(kv.head(0)), expected) < 1e-3);
+  }
+  for (index_t t = 0; t < 3 * slots; ++t) {
+    const auto q = fixtures::normal(of_group * width), k = fixtures::normal(width),
+               v = fixtures::normal(width + 3);
+    fixtures::step(any, kv, state, {q, k, v}, most, out);
     o.step(expected, fixtures::to_mat(q.data(), of_group, width),
            fixtures::to_mat(k.data(), 1, width)[0], fixtures::to_mat(v.data(), 1, width + 3)[0],
            most.slots, most.trigger);

@@ -79,8 +79,11 @@ TEST_CASE("scores of a prompt in chunks of any size are those of the whole promp
         for (index_t c = 0; c < once.state.slot_stats(); ++c) {
           for (std::size_t s = 0; s < static_cast<std::size_t>(old + tokens); ++s) {
             INFO("column " << c << ", slot " << s);
-            CHECK(chunks.state.column(c)[s] ==
-                  Approx(once.state.column(c)[s]).epsilon(1e-4).margin(1e-6));
+            const float own = chunks.state.column(c)[s], whole = once.state.column(c)[s];
+            // What was decoded has scores that no pass over a prompt may replace: the largest of
+            // all passes stays.
+            const bool any_pass = steps > 0 && example.name == "fold that scores in decode";
+            CHECK((own == Approx(whole).epsilon(1e-4).margin(1e-6) || (any_pass && own > whole)));
           }
         }
         const auto memory = chunks.state.memory(), expected = once.state.memory();
@@ -164,6 +167,7 @@ TEST_CASE("the smallest budgets are what the policies protect, and a slot to spa
                                                    {"kvzip", 4 + 1},
                                                    {"fold", 4 + 2 + 2},
                                                    {"fold by scores", 4 + 8 + 2},
+                                                   {"fold that scores in decode", 4 + 8 + 2},
                                                    {"random", 4 + 8 + 1},
                                                    {"random prompt", 4 + 8 + 1},
                                                    {"tova", 4 + 1},

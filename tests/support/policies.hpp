@@ -26,6 +26,8 @@ inline std::vector<example> every_policy() {
   using namespace kvmeld;
   fold by_scores;
   by_scores.pins = fold::pin_rule::scores;
+  fold rescored = by_scores;
+  rescored.decode.rescore = 5;
   std::vector<example> all = {
       {"full_cache", full_cache{}, 0},
       {"streaming_llm", streaming_llm{}},
@@ -46,6 +48,7 @@ inline std::vector<example> every_policy() {
       {"kvzip", kvzip{}, 4, true, true, true, 0},
       {"fold", fold{}, 4, true, false},
       {"fold by scores", by_scores, 4, true, false},
+      {"fold that scores in decode", rescored, 4, true, false},
       {"random", random_tokens{.window = 8}},
       {"random prompt", random_tokens{.window = 8, .prompt = true}},
       {"tova", tova{}, 4, true, true, true, 0},

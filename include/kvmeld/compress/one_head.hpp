@@ -124,6 +124,7 @@ void observe(const P& p, const head_ref& head, head_state& state, workspace& wor
         score::combine_group(observed.probabilities, head.group(), declared(p).combine(),
                              std::span(work.combined).first(n));
   }
+  observed.scratch = &work.scratch;
   state.count_queries(1);
   declared(p).observe(head, state, observed);
   unless_done.release();

@@ -32,7 +32,7 @@ class fold_memory : fold_layout {
   fold_memory(std::span<Float> memory, const fold_layout& at)
       : fold_layout(at), memory_(memory.data()) {}
 
-  /// The positions of the prompts that have been scored, from the first one's queries on.
+  /// The positions that have been scored, from the first prompt's queries on; in decode all.
   struct positions {
     index_t begin, end;
 
@@ -55,14 +55,27 @@ class fold_memory : fold_layout {
     });
   }
   index_t position_of(index_t i) const { return position.get(memory_, place(i)); }
+  /// The log-sum-exp of its step; infinite of a prompt's query, which has scored there.
+  float log_sum_of(index_t g, index_t i) const { return *log_sum_at(g, place(i)); }
+  /// Steps since slots were scored.
+  index_t count_unscored() const { return scores ? unscored.get(memory_) : 0; }
+  void set_unscored(index_t steps_since) { unscored.set(memory_, steps_since); }
 
-  /// A step's query `[group, dim]`. Every `stride`-th is held, and always the newest.
-  void remember(const float* q, index_t at_position, index_t stride) {
+  /// A step's query `[group, dim]`, with its `log_sum_exp [group]` where they score. Every
+  /// `stride`-th is held, and always the newest.
+  void remember(const float* q, std::span<const float> log_sum_exp, index_t at_position,
+                index_t stride) {
     if (queries == 0) {
       return;
     }
     const index_t slot = next.get(memory_), step = steps.get(memory_);
     put(slot, at_position, [&](index_t g) { return q + std::ptrdiff_t{g} * dim; });
+    for (index_t g = 0; scores && g < group; ++g) {
+      *log_sum_at(g, slot) = log_sum_exp[as_size(g)];
+    }
+    if (scores) {
+      set_unscored(count_unscored() + 1);
+    }
     held.set(memory_, std::max(count(), slot + 1)), newest.set(memory_, slot);
     next.set(memory_, next_slot(slot, step, stride)), steps.set(memory_, (step + 1) % stride);
   }
@@ -77,6 +90,12 @@ class fold_memory : fold_layout {
       const auto from = static_cast<index_t>(std::int64_t{i} * reference.count / n);
       put(i, reference.position_of(from, next_position),
           [&](index_t g) { return reference.at(g, from); });
+      for (index_t g = 0; scores && g < group; ++g) {
+        *log_sum_at(g, i) = std::numeric_limits<float>::infinity();
+      }
+    }
+    if (scores) {
+      set_unscored(0);
     }
     held.set(memory_, n), newest.set(memory_, n - 1);
     next.set(memory_, n % queries), steps.set(memory_, 0);
@@ -86,6 +105,9 @@ class fold_memory : fold_layout {
   index_t place(index_t i) const { return slot_of(i, count(), newest.get(memory_)); }
   Float* at(index_t g, index_t slot) const {
     return query.row(memory_, std::ptrdiff_t{slot} * group + g);
+  }
+  Float* log_sum_at(index_t g, index_t slot) const {
+    return log_sum.row(memory_, std::ptrdiff_t{slot} * group + g);
   }
   std::size_t bytes() const { return as_size(dim) * sizeof(std::uint16_t); }
   template <class Query>
@@ -267,13 +289,57 @@ struct fold_decode {
   index_t queries = 16;
   index_t stride = 4;
   index_t period = 0;
+  index_t rescore = 0;
 
   index_t freed(index_t slots) const { return detail::fold_freed(period, slots); }
 
-  /// `work.marks` says which slots keep their bytes; of the others, the cheapest to fold go.
+  /// What a question would look up of all slots: `prompt_scores` by the queries held, without
+  /// leverage, each with the log-sum-exp of its own step. A slot of `score [length]` keeps the
+  /// largest it had: what is looked up once may be asked for whenever.
   template <class Memory>
-  void plan(const kv_head auto& head, const Memory& memory, index_t target, slot_scratch& work,
-            merge_plan& out) const {
+  static void rescore_slots(const kv_head auto& head, const Memory& memory,
+                            std::vector<float>& numbers, std::span<float> score) {
+    const index_t n = head.length(), dim = head.dim(), group = head.group(), held = memory.count();
+    const auto size = as_size(n), d = as_size(dim);
+    detail::arena scratch(numbers, 2 * size + as_size(held) * as_size(group) * d +
+                                       some_queries * (size + score::whole_vectors) +
+                                       tile_slots * d);
+    auto largest = scratch.column(n), mean = scratch.column(n);
+    auto moved = scratch.rows(held * group, dim);
+    foresee(
+        head, memory,
+        [](index_t i, index_t count) {
+          return static_cast<index_t>(std::int64_t{score_horizon} * i / count);
+        },
+        moved);
+    mean.setZero();
+    each_row(
+        head, moved, scratch, [](Eigen::Index) { return score::softmax<>{}; },
+        [&](Eigen::Index row, auto probability, const score::softmax<>& all) {
+          const auto g = static_cast<index_t>(row) / held, i = static_cast<index_t>(row) % held;
+          if (i == 0) {
+            largest.setZero();
+          }
+          if (const float own = memory.log_sum_of(g, i); own < infinity && all.sum > 0) {
+            score::softmax<> both = all;
+            both.merge({own, 1});
+            largest = largest.cwiseMax(probability * (all.below(both.max) / both.sum));
+          }
+          if (i + 1 == held) {
+            mean += largest / static_cast<float>(group);
+          }
+        });
+    for (index_t s = 0; s < n; ++s) {
+      float& of_slot = score[as_size(s)];
+      of_slot = std::max(of_slot, norm(head.value(s), head.value_dim()) * mean[s]);
+    }
+  }
+
+  /// `work.marks` says which slots keep their bytes; of the others, the cheapest to fold go.
+  /// `log_mass_of_pin(slot)`: what those that keep them have from now on.
+  template <class Memory>
+  void plan(const kv_head auto& head, const Memory& memory, index_t target,
+            const auto& log_mass_of_pin, slot_scratch& work, merge_plan& out) const {
     // Types that depend on the head's: what is made of them is compiled where it is used.
     const auto n = head.length(), dim = head.dim(), count = memory.count() * head.group();
     const auto size = as_size(n), d = as_size(dim), q = as_size(count);
@@ -284,7 +350,7 @@ struct fold_decode {
     auto sum = scratch.column(n), cost = scratch.column(n), log_sum_exp = scratch.column(count),
          logit = scratch.column(count), key = scratch.column(dim);
     auto foreseen = scratch.rows(count, dim);
-    foresee(head, memory, foreseen);
+    foresee(head, memory, ahead, foreseen);
     measure(head, foreseen, scratch, sum, log_sum_exp);
     const auto mass = [&sum, each = static_cast<float>(std::max(count, 1))](index_t s) {
       return sum[s] / each + 1e-6F;
@@ -338,24 +404,25 @@ struct fold_decode {
                 std::isnan(from.square[i]) ? evicted : partner.slot;
           });
     }
-    write(head, removed, foreseen, log_sum_exp, mass, sum, key, logit, work, out);
+    write(head, removed, foreseen, log_sum_exp, mass, sum, log_mass_of_pin, key, logit, work, out);
   }
 
  private:
-  static constexpr index_t some_queries = 32, tile_slots = 128, evicted = -1;
+  static constexpr index_t some_queries = 32, tile_slots = 128, evicted = -1, score_horizon = 512;
   static constexpr float infinity = std::numeric_limits<float>::infinity();
 
   /// A logit that is no finite number is that of a slot without mass.
   static float of_number(float logit) { return logit < infinity ? logit : -infinity; }
 
-  /// The remembered queries at future positions, `[group · count, dim]`.
+  /// The remembered queries at future positions, `[group · count, dim]`: `positions(i, count)`
+  /// beyond the next one.
   template <class Memory>
-  void foresee(const kv_head auto& head, const Memory& memory,
-               Eigen::Map<dense::matrix>& foreseen) const {
+  static void foresee(const kv_head auto& head, const Memory& memory, const auto& positions,
+                      Eigen::Map<dense::matrix>& foreseen) {
     const index_t count = memory.count();
     rotation turn(head.spec().rope, head.dim());
     for (index_t i = 0; i < count; ++i) {
-      turn.by(head.next_position() + ahead(i, count) - memory.position_of(i));
+      turn.by(head.next_position() + positions(i, count) - memory.position_of(i));
       for (index_t g = 0; g < head.group(); ++g) {
         float* q = &foreseen(Eigen::Index{g} * count + i, 0);
         memory.query_of(g, i, q);
@@ -367,16 +434,14 @@ struct fold_decode {
     }
   }
 
-  /// Every slot's mass: probabilities summed over the queries, a few at a time. Without queries,
-  /// what log-mass says.
-  static void measure(const kv_head auto& head, const Eigen::Map<dense::matrix>& queries,
-                      detail::arena scratch, Eigen::Map<dense::vector>& sum,
-                      Eigen::Map<dense::vector>& log_sum_exp) {
+  /// Calls `use(row, exp [length], softmax)` with the exponentials of each query's logits below the
+  /// largest, a few queries at a time; `sink(row)`: what its softmax begins with.
+  static void each_row(const kv_head auto& head, const Eigen::Map<dense::matrix>& queries,
+                       detail::arena scratch, const auto& sink, const auto& use) {
     const auto n = head.length(), width = score::padded(n);
     auto logits = scratch.rows(some_queries, width);
     float* const buffer = scratch.rows(tile_slots, head.dim()).data();
     const score::logit_terms terms(head);
-    sum.setZero();
     for (Eigen::Index first = 0; first < queries.rows(); first += some_queries) {
       const Eigen::Index rows = std::min<Eigen::Index>(some_queries, queries.rows() - first);
       score::multiply_keys(head, queries.middleRows(first, rows), tile_slots, buffer,
@@ -385,15 +450,29 @@ struct fold_decode {
         auto logit = logits.row(r).array();
         terms.replace_products(head, 0, head.next_position(), 0, n, logit.data());
         logit = logit.unaryExpr(&of_number);
-        score::softmax<> all = terms.sink_of_row(first + r, queries.rows());
+        score::softmax<> all = sink(first + r);
         all.take(logit);
-        if (all.sum > 0) {
-          sum += logits.row(r).head(n).transpose() / all.sum;
-        }
-        log_sum_exp[first + r] = all.sum > 0 ? all.log_sum_exp() : infinity;
+        use(first + r, logits.row(r).head(n).transpose(), all);
       }
     }
-    for (index_t s = 0; queries.rows() == 0 && s < n; ++s) {
+  }
+
+  /// Every slot's mass: probabilities summed over the queries. Without queries, what log-mass says.
+  static void measure(const kv_head auto& head, const Eigen::Map<dense::matrix>& queries,
+                      detail::arena scratch, Eigen::Map<dense::vector>& sum,
+                      Eigen::Map<dense::vector>& log_sum_exp) {
+    const score::logit_terms terms(head);
+    sum.setZero();
+    each_row(
+        head, queries, scratch,
+        [&](Eigen::Index r) { return terms.sink_of_row(r, queries.rows()); },
+        [&](Eigen::Index r, auto probability, const score::softmax<>& all) {
+          if (all.sum > 0) {
+            sum += probability / all.sum;
+          }
+          log_sum_exp[r] = all.sum > 0 ? all.log_sum_exp() : infinity;
+        });
+    for (index_t s = 0; queries.rows() == 0 && s < head.length(); ++s) {
       sum[s] = std::exp(std::min(head.log_mass(s), 80.0F));
     }
   }
@@ -405,16 +484,16 @@ struct fold_decode {
   template <class MassOf>
   static void write(const kv_head auto& head, std::span<index_t> removed,
                     const dense::stored auto& queries, const dense::stored auto& log_sum_exp,
-                    MassOf mass, const dense::stored auto& sum, dense::stored auto& key,
-                    dense::stored auto& logit, slot_scratch& work, merge_plan& out) {
+                    MassOf mass, const dense::stored auto& sum, const auto& log_mass_of_pin,
+                    dense::stored auto& key, dense::stored auto& logit, slot_scratch& work,
+                    merge_plan& out) {
     const index_t n = head.length(), dim = head.dim();
     const score::logit_terms terms(head);
     const auto& into = work.row_of;
     const auto destination = [&](index_t s) { return into[as_size(s)]; };
-    auto& is_removed = work.marks;
-    std::ranges::fill(is_removed, 0);
+    constexpr char free = 0, gone = 2;  // beside what is pinned
     for (const index_t s : removed) {
-      is_removed[as_size(s)] = 1;
+      work.marks[as_size(s)] = gone;
     }
     detail::sort_slots(
         removed, [&](index_t s) { return detail::ascending(destination(s)); }, work.keyed);
@@ -424,7 +503,7 @@ struct fold_decode {
       ++begin;
     }
     for (index_t r = 0; r < n; ++r) {
-      if (is_removed[as_size(r)] != 0) {
+      if (work.marks[as_size(r)] == gone) {
         continue;
       }
       std::size_t end = begin;
@@ -433,7 +512,7 @@ struct fold_decode {
         weight += mass(removed[end]), true_mass += sum[removed[end]];
       }
       if (end == begin) {
-        out.keep(r, head.log_mass(r));
+        out.keep(r, work.marks[as_size(r)] == free ? head.log_mass(r) : log_mass_of_pin(r));
         continue;
       }
       key.setZero();
@@ -532,6 +611,9 @@ struct fold {
              "steps per remembered query"),
       option("period", in(&fold::decode, &fold_decode::period), 0, any_count,
              "slots freed at once; 0: a sixteenth of the budget"),
+      option("rescore", in(&fold::decode, &fold_decode::rescore), 0, any_count,
+             "with pins=1: steps after which the slots are scored by the queries of them all, in "
+             "place of `queries` and `stride`; 0: what is decoded is pinned by leverage"),
       option("horizon", in(&fold::decode, &fold_decode::ahead, &future_positions::horizon), 1,
              any_count, "positions to come, which queries are moved to"),
       option("fade", in(&fold::decode, &fold_decode::ahead, &future_positions::fade), above_0,
@@ -566,6 +648,8 @@ struct fold {
   std::span<const column> columns_used() const {
     return std::span(columns).first(weighs() ? 3 : pins == pin_rule::scores ? 2 : 1);
   }
+  /// Do the queries of decode score what they are asked with?
+  bool rescores() const { return pins == pin_rule::scores && decode.rescore > 0; }
   bool weighs() const { return pins == pin_rule::scores && leverage_exponent > 0; }
   /// What the scores of a prompt are multiplied by; none without an exponent. Over the heads h of a
   /// model that share slots, and their tokens t:
@@ -615,7 +699,7 @@ struct fold {
     }
   }
   std::size_t memory(index_t dim, index_t group, index_t) const {
-    return as_size(detail::fold_layout{decode.queries, group, dim}.all.size);
+    return as_size(layout(group, dim).all.size);
   }
   index_t min_budget() const {
     const index_t least = sinks + 2, by_share = search::least_target(least, recent_share, least);
@@ -661,7 +745,7 @@ struct fold {
     return {sinks, recent, recent_share, share, clusters, prompt_recent, score_share, gain, mean};
   }
   index_t eviction_batch(index_t slots) const { return decode.freed(slots) - 1; }
-  static constexpr observation_needs needs() { return {.query = true}; }
+  observation_needs needs() const { return {.log_sum_exp = rescores(), .query = true}; }
   /// Pins by scores are measured on all of a prompt; what is merged, on queries of future
   /// positions.
   kvmeld::prompt_use prompt_use() const {
@@ -669,8 +753,12 @@ struct fold {
             .plans = prompt_use::planned::lookahead,
             .positions = decode.ahead};
   }
-  /// The queries of the latest steps, what a prompt was scored as, and which positions were.
+  /// The queries of the latest steps, what a prompt was scored as, and which positions were; where
+  /// every step's query scores, all.
   kvmeld::decode_use decode_use() const {
+    if (rescores()) {
+      return {};
+    }
     const auto steps = std::int64_t{decode.queries} * decode.stride;
     return {.steps = static_cast<index_t>(std::min<std::int64_t>(steps, search::max_tokens)),
             .columns = true,
@@ -679,7 +767,16 @@ struct fold {
 
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     expects(observed.query != nullptr, "fold: expected the step's query");
-    memory_of(head, state).remember(observed.query, head.next_position() - 1, decode.stride);
+    expects(!rescores() || !observed.log_sum_exp.empty(), "fold: expected the step's log-sum-exp");
+    auto memory = memory_of(head, state);
+    memory.remember(observed.query, observed.log_sum_exp, head.next_position() - 1,
+                    rescores() ? 1 : decode.stride);
+    if (rescores() && memory.count_unscored() == decode.rescore) {
+      fold_decode::rescore_slots(head, memory, observed.scratch->numbers,
+                                 state.column(prompt_score));
+      memory.set_unscored(0);
+      memory.set_scored({0, head.next_position()});  // a prompt that follows replaces no score
+    }
   }
 
   void observe(const kv_head auto& head, head_state& state,
@@ -736,15 +833,8 @@ struct fold {
           },
           work);
     }
-    // Raised to the gain, not by it: a pin of an earlier prompt may have one. Without it a slot of
-    // one token has no log-mass.
-    const auto log_mass_of_pin = [&,
-                                  always = protected_slots(head, sinks, prompt_recent)](index_t s) {
-      const float own = head.log_mass(s);
-      return log_gain > 0 && !always(s) ? std::max(own, log_gain) : own;
-    };
-    prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target, log_mass_of_pin,
-                work, out);
+    prompt.plan(head, dense::queries(queries, head.group(), head.dim()), target,
+                pin_mass(head, log_gain, prompt_recent), work, out);
   }
 
   /// Decode, on the queries remembered.
@@ -754,6 +844,14 @@ struct fold {
     const index_t slots = std::min(head.length() - 1, target + decode.freed(target) - 1);
     const auto scored = memory.scored();
     const bool by_scores = pins == pin_rule::scores;
+    if (rescores()) {
+      const auto pins_now = pinned().decode_by_scores(target, memory.count_unscored());
+      pin_scored(head, state, pins_now.latest, pins_now.scored, work);
+      const auto all = std::ranges::count(work.marks, fold_prompt::pinned);
+      const float log_gain = pinned().log_gain(static_cast<index_t>(all), head.tokens());
+      const index_t latest = std::max(pins_now.latest, decode.rescore);
+      return decode.plan(head, memory, target, pin_mass(head, log_gain, latest), work, out);
+    }
     const auto pins_of = by_scores ? pinned().decode(slots, target, scored.count(), head.tokens())
                                    : pinned().decode_by_leverage(slots, target);
     const index_t most = pins_of.others;
@@ -774,15 +872,27 @@ struct fold {
       pin(
           head, most, kept, [&](index_t s) { return leverage[as_size(s)]; }, work);
     }
-    decode.plan(head, memory, target, work, out);
+    decode.plan(head, memory, target, pin_mass(head, 0, 0), work, out);
   }
 
  private:
   static constexpr float least_weight = 1e-30F;  // and of a leverage: 0 says that there is none
 
+  detail::fold_layout layout(index_t group, index_t dim) const {
+    // One query that scored before is among those that score: a token is found by the one before.
+    return {rescores() ? decode.rescore + 1 : decode.queries, group, dim, rescores()};
+  }
   template <class State>
   auto memory_of(const kv_head auto& head, State& state) const {
-    return detail::fold_memory(state.memory(), {decode.queries, head.group(), head.dim()});
+    return detail::fold_memory(state.memory(), layout(head.group(), head.dim()));
+  }
+  /// (slot) ↦ the log-mass of a pin that gains, save sinks and the `latest`. Raised to the gain,
+  /// not by it: it may have had one before. Without one a slot of one token has no log-mass.
+  auto pin_mass(const kv_head auto& head, float log_gain, index_t latest) const {
+    return [&head, log_gain, always = protected_slots(head, sinks, latest)](index_t s) {
+      const float own = head.log_mass(s);
+      return log_gain > 0 && !always(s) ? std::max(own, log_gain) : own;
+    };
   }
   /// Marks what keeps its bytes by scores: sinks, the latest, and the `most` best of the slots that
   /// hold one token which something of the prompt looked up. False: there is none.

@@ -16,6 +16,8 @@ namespace kvmeld::inline v0 {
 /// How the attention of a group's query heads becomes one number per slot.
 enum class group_combine { sum, mean, max };
 
+struct slot_scratch;
+
 /// What is known of a step after the newest token was appended and attended. An engine with its own
 /// attention fills in what it has; a policy that needs more refuses.
 struct observation {
@@ -23,6 +25,7 @@ struct observation {
   std::span<const float> log_sum_exp = {};  ///< [group] of the logits; empty: not known
   const float* query = nullptr;             ///< [group, dim] rotated, the newest's; null: not known
   std::span<const float> attention = {};    ///< [length] the group combined; `observe` fills it in
+  slot_scratch* scratch = nullptr;          ///< memory to work in; `observe` fills it in
 };
 
 /// What a policy needs of a decode step's attention. An engine says what it gives when it makes a

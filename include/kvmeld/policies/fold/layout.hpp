@@ -69,8 +69,14 @@ struct fold_pins {
     const index_t latest = least(recent_of(slots), most(0, target - sinks - merged));
     return {latest, 0, most(0, least(outliers(slots), target - sinks - latest - merged))};
   }
-  /// By scores: the latest are so many that a quarter of the slots for all that is merged is left;
-  /// what was scored and all else have pins by their lengths.
+  /// By scores that decode goes on with: the latest, among them `unscored` tokens, and the best of
+  /// all that was scored; what is merged has as many slots as after a prompt.
+  KVMELD_HD of_decode decode_by_scores(index_t target, index_t unscored) const {
+    const index_t latest = least(prompt_recent + unscored, most(0, target - sinks - 2));
+    return {latest, most(0, least(scored(target) - unscored, target - sinks - latest - 2)), 0};
+  }
+  /// By scores of the prompt alone: the latest are so many that a quarter of the slots for all that
+  /// is merged is left; what was scored and all else have pins by their lengths.
   KVMELD_HD of_decode decode(index_t slots, index_t target, index_t scored_tokens,
                              index_t all_tokens) const {
     const index_t merged = slots - sinks - prompt_recent - scored(slots);
@@ -91,11 +97,14 @@ struct fold_pins {
 /// What fold remembers of a head: queries of some steps, in bfloat16, which has float's range.
 struct fold_layout {
   index_t queries, group, dim;
+  bool scores = false;  ///< in decode: so each query has the log-sum-exp of its step
   memory_layout all = {};
   integer_field prompt_begin = all.i32(), prompt_end = all.i32(), held = all.i32(),
                 newest = all.i32(), next = all.i32(), steps = all.i32(),
                 position = all.i32(queries);
   row_field query = all.b16(dim, std::ptrdiff_t{queries} * group);
+  integer_field unscored = all.i32(scores ? 1 : 0);
+  row_field log_sum = all.f32(1, scores ? std::ptrdiff_t{queries} * group : 0);
 
   /// Query `i` in order of age lies in this slot, `held_now` of them being there.
   KVMELD_HD index_t slot_of(index_t i, index_t held_now, index_t newest_slot) const {
