@@ -11,7 +11,7 @@ namespace kvmeld::cuda {
 namespace parity_fold_scores_test {
 
 fold by_scores(fold p = {}) {
-  p.pins = fold::pin_rule::scores;
+  p.pins = fold::pin_rule::scores, p.screened = false;  // a device has no products of 8 bits
   return p;
 }
 

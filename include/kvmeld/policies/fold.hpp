@@ -581,6 +581,7 @@ struct fold {
   float gain = 0.4F;
   index_t mean = 0;
   float leverage_exponent = 0;
+  bool screened = true;
 
   static constexpr std::string_view name() { return "fold"; }
   static constexpr std::tuple options{
@@ -637,7 +638,10 @@ struct fold {
       option("mean", &fold::mean, 0, any_count,
              "slots of a head of the model on average; 0: no gain"),
       option("leverage_exponent", &fold::leverage_exponent, 0, 2,
-             "with pins=1: power of the mean leverage that scores are multiplied by")};
+             "with pins=1: power of the mean leverage that scores are multiplied by"),
+      option(
+          "screened", &fold::screened,
+          "with pins=1: scores of a long prompt by products of 8 bits, on processors with them")};
   /// The tokens that a slot stands for; by scores also the largest of its `prompt_scores`, and with
   /// an exponent what that was multiplied by; until then minus its leverage over the mean, 0 where
   /// nothing was measured.
@@ -787,7 +791,7 @@ struct fold {
       const auto score = state.column(prompt_score);
       std::vector<float> now(score.size()), leverage(weighs() ? score.size() : 0);
       prompt_scores(head, queries.last(queries.count + queries.before),
-                    {.leverage_ridge = leverage_ridge}, now, leverage);
+                    {.leverage_ridge = leverage_ridge, .screened = screened}, now, leverage);
       for (std::size_t s = 0; s < leverage.size(); ++s) {
         float& held = state.column(score_weight)[s];
         if (held > 0) {

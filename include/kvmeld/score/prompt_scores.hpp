@@ -13,6 +13,7 @@
 #include "kvmeld/memory/rotation.hpp"
 #include "kvmeld/score/column_scores.hpp"
 #include "kvmeld/score/leverage.hpp"
+#include "kvmeld/score/screened_scores.hpp"
 #include "kvmeld/score/tile_products.hpp"
 
 namespace kvmeld::inline v0 {
@@ -40,8 +41,7 @@ void lookahead_max(const Head& head, const query_view<Query>& queries, index_t h
   Eigen::ArrayXf own(block.most_rows());  // of each row, its first pass's log-sum-exp
   rotation turn(head.spec().rope, head.dim());
   const auto moved_to = [&](index_t r) {
-    const std::int64_t to = head.next_position() + std::int64_t{horizon} * block.query(r) / count;
-    return static_cast<index_t>(std::min<std::int64_t>(to, std::numeric_limits<index_t>::max()));
+    return moved_position(head.next_position(), horizon, block.query(r), count);
   };
   block.each([&] {
     const index_t visible = block.knows_log_sums() ? 0 : block.visible();
@@ -82,6 +82,7 @@ struct prompt_score_options {
   index_t horizon = 64;
   bool leverage = true;      ///< times the leverage of the un-rotated key, over its mean
   float leverage_ridge = 1;  ///< relative to the mean variance of the keys' dimensions
+  bool screened = false;     ///< by `score::screened_max`, where that can be
 };
 
 /// Lookahead-max (ours; `score::lookahead_max` has the formula) times leverage, of one KV head's
@@ -105,7 +106,9 @@ void prompt_scores(const head_ref& head, const query_view<Query>& queries,
           leverage.size(), " floats");
   expects(options.horizon >= 0, "prompt_scores: expected a horizon of at least 0 positions, got ",
           options.horizon);
-  score::lookahead_max(head, queries, options.horizon, out);
+  if (!options.screened || !score::screened_max(head, queries, options.horizon, out)) {
+    score::lookahead_max(head, queries, options.horizon, out);
+  }
   if (!options.leverage) {
     return;
   }
