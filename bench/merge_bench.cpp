@@ -138,9 +138,9 @@ void compress(benchmark::State& state, const Policy& defaults) {
   state.counters["bytes_per_token"] = static_cast<double>(peak) / p.tokens;
 }
 
-/// `prompt_scores` of all heads; `given`: with the rows' log-sum-exp of the prefill, whose numbers
-/// do not change the time.
-void scores(benchmark::State& state, bool given) {
+/// `prompt_scores` of all heads, exact or `screened` in 8 bits; `given`: with the rows' log-sum-exp
+/// of the prefill, whose numbers do not change the time.
+void scores(benchmark::State& state, bool given, bool screened) {
   prompt p(state);
   std::vector<float> out(size(p.tokens));
   const std::vector<float> log_sum_exp(given ? size(p.group * p.tokens) : 0);
@@ -150,7 +150,7 @@ void scores(benchmark::State& state, bool given) {
         for (index_t h = 0; h < p.heads; ++h) {
           auto own = p.own().of(h);
           own.log_sum_exp = given ? log_sum_exp.data() : nullptr;
-          kvmeld::prompt_scores(p.full.head(h), own, {}, out);
+          kvmeld::prompt_scores(p.full.head(h), own, {.screened = screened}, out);
           benchmark::DoNotOptimize(out.data());
         }
       },
@@ -289,8 +289,14 @@ int main(int argc, char** argv) {
                scissorhands{}, cam{}, expected_attention{}, compactor{}, zsmerge{}, d2o{},
                kvmerger{}, ems{}, keepkv{}, centroids{}, fold{}, attention_matching{});
   add_policy("fold:pins=1", fold{.pins = fold::pin_rule::scores});
-  prompts(benchmark::RegisterBenchmark("scores/f32", scores, false));
-  prompts(benchmark::RegisterBenchmark("scores_given_log_sum_exp/f32", scores, true));
+  for (const bool screened : {false, true}) {
+    const std::string name = screened ? "screened_scores" : "scores";
+    for (const bool given : {false, true}) {
+      const std::string full = name + (given ? "_given_log_sum_exp" : "") + "/f32";
+      auto* const b = benchmark::RegisterBenchmark(full.c_str(), scores, given, screened);
+      prompts(b), sized(b, {16384}, {1});
+    }
+  }
   add_policy("fold:refine=60", fold{.prompt = {.refine = 60}});
   add_policy("attention_matching:omp", attention_matching{.omp = true});
   add_apply(h2o{}, zsmerge{}, kvmerger{});
