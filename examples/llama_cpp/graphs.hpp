@@ -83,7 +83,7 @@ void compressor<P>::note_positions(const ggml_tensor* t) {
   read_indices(t->src[1], at_);
   chunks_ = sequences_.split(at_);
   for (const chunk& c : chunks_) {
-    expects(!c.draft || !layers_->open(c.request),
+    expects(c.kind != token_kind::draft || !layers_->open(c.request),
             "announce: expected end_prompt first, got a draft");
   }
   for (const index_t r : sequences_.removed()) {
@@ -94,6 +94,9 @@ void compressor<P>::note_positions(const ggml_tensor* t) {
       forget(c.request);
     } else if (s.drafted > 0) {
       decide(c.request, c.first - static_cast<index_t>(s.decided()));
+    }
+    if (c.kind == token_kind::step) {
+      layers_->end_prompt(c.request);
     }
   }
 }
@@ -166,7 +169,7 @@ void compressor<P>::finish() {
       s.cells.push_back(cell);
       s.positions.push_back(static_cast<index_t>(s.seen++));
     }
-    s.drafted = c.draft ? static_cast<index_t>(c.cells.size()) : 0;
+    s.drafted = c.kind == token_kind::draft ? static_cast<index_t>(c.cells.size()) : 0;
   }
   layers_->end();
   for (const chunk& c : chunks_) {

@@ -45,7 +45,8 @@ class layers : public request_layers<P> {
     tokens_ = 0;
     for (chunk& c : chunks_) {
       tokens_ += static_cast<index_t>(c.cells.size());
-      c.prompt = !c.draft && (c.cells.size() > 1 || this->open(c.request) || !decodes_);
+      const bool several = c.kind == token_kind::text && c.cells.size() > 1;
+      c.prompt = c.kind != token_kind::draft && (several || this->open(c.request) || !decodes_);
       c.together = opens(c) && measures_prompts_;
     }
     for (const index_t l : kv_.held()) {
@@ -232,7 +233,7 @@ class layers : public request_layers<P> {
       kv_.append(heads.first, keys_, values_, queries_, theirs ? std::span<float>() : result);
       return !theirs;
     }
-    if (c.draft) {
+    if (c.kind == token_kind::draft) {
       meld_->draft(heads, {queries_, keys_, values_}, result, n);
     } else if (!c.prompt || (!c.together && measures_steps_ && decodes_)) {
       for (index_t i = 0; i < n; ++i) {  // all tokens of a micro-batch, layer by layer

@@ -78,7 +78,20 @@ class compressor {
     expects(!draft || kvmeld::declared(policy_).supports_decode(),
             "announce: expected no draft under ", policy_.name(),
             ", which compresses prompts only, got one");
-    sequences_.announce(batch, draft);
+    std::vector<announced_token> tokens;
+    for (int i = 0; i < batch.n_tokens; ++i) {
+      const int of = batch.n_seq_id != nullptr ? batch.n_seq_id[i] : 1;
+      expects(of == 1, "announce: expected tokens of one sequence each, got one of ", of);
+      tokens.push_back({batch.seq_id != nullptr ? batch.seq_id[i][0] : 0,
+                        draft ? token_kind::draft : token_kind::text});
+    }
+    announce(std::move(tokens));
+  }
+  /// The same, token by token: those of a sequence in a micro-batch are what its first is. Refused
+  /// as above, but for drafts: see there.
+  void announce(std::vector<announced_token> tokens) {
+    expects(context_ != nullptr, "announce: expected bind(context) before it");
+    sequences_.announce(std::move(tokens));
   }
 
   /// Throws what went wrong within llama_decode, whatever it returned: 2 where the graph could be
@@ -139,6 +152,14 @@ class compressor {
   /// Sequence `to` becomes what `from` is, compressed or not, in the engine too: instead of
   /// llama_memory_seq_cp. Refused: repack, a prompt or a draft of `from` in between.
   void copy(llama_seq_id from, llama_seq_id to);
+
+  /// Forgets a sequence at once, in the engine too: instead of `llama_memory_seq_rm` of all of it,
+  /// with which it is forgotten at the next micro-batch. Refused: repack.
+  void remove(llama_seq_id sequence) {
+    expect_between("remove");
+    forget(sequences_.expect_own("remove", sequence));
+    llama_memory_seq_rm(memory_, sequence, -1, -1);
+  }
 
   /// Saves a sequence, with the engine's own state of it (`llama_state_seq_get_data`). Refused:
   /// repack, layers that keep all, no tokens, a prompt or a draft in between.

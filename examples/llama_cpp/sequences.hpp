@@ -37,10 +37,21 @@ struct sequence {
   }
 };
 
+/// What a token of a batch is to its sequence.
+enum class token_kind {
+  text,   ///< a prompt's, or a part of one's, if several follow one another; alone a step's
+  step,   ///< a step's each, however many: what was a prompt before them has ended
+  draft,  ///< a draft's, which may be taken back
+};
+struct announced_token {
+  llama_seq_id sequence = 0;
+  token_kind kind = token_kind::text;
+};
+
 /// The tokens of one sequence in a micro-batch, at consecutive positions.
 struct chunk {
   index_t request = 0;
-  bool draft = false;
+  token_kind kind = token_kind::text;
   index_t first = 0;                 ///< position
   std::vector<index_t> tokens = {};  ///< which of the micro-batch's
   std::vector<index_t> cells = {};   ///< where the engine has them
@@ -73,16 +84,12 @@ class sequences {
     return s;
   }
 
-  /// Says whose the next batch's tokens are, and whether they are drafts.
-  void announce(const llama_batch& batch, bool draft) {
-    std::vector<index_t> said;
-    for (int i = 0; i < batch.n_tokens; ++i) {
-      const int of = batch.n_seq_id != nullptr ? batch.n_seq_id[i] : 1;
-      expects(of == 1, "announce: expected tokens of one sequence each, got one of ", of);
-      said.push_back(batch.seq_id != nullptr ? batch.seq_id[i][0] : 0);
-      (void)expect_own("announce", said.back());
+  /// Says whose the next batch's tokens are, and what.
+  void announce(std::vector<announced_token> tokens) {
+    for (const announced_token& t : tokens) {
+      (void)expect_own("announce", t.sequence);
     }
-    announced_ = std::move(said), next_ = 0, draft_ = draft;
+    announced_ = std::move(tokens), next_ = 0;
   }
   void forget_announcement() { announced_.clear(); }
 
@@ -106,10 +113,11 @@ class sequences {
     for (std::size_t i = 0; i < positions.size(); ++i) {
       expects(!told || next_ < announced_.size(), "llama.cpp: expected the batch of ",
               announced_.size(), " tokens that was announced, got more");
-      const index_t r = told ? announced_[next_++] : only;
+      const auto said = told ? announced_[next_++] : announced_token{only};
+      const index_t r = said.sequence;
       auto c = std::ranges::find(chunks, r, &chunk::request);
       if (c == chunks.end()) {
-        chunks.push_back({.request = r, .draft = told && draft_, .first = positions[i]});
+        chunks.push_back({.request = r, .kind = said.kind, .first = positions[i]});
         c = chunks.end() - 1;
         const sequence& s = at(all_, r);
         expects(c->first == 0 || (c->first >= s.decided() && c->first <= s.seen),
@@ -170,9 +178,8 @@ class sequences {
   std::vector<sequence> all_;
   llama_memory_t memory_ = nullptr;
   llama_seq_id room_ = 1;  // that the context has room for
-  std::vector<index_t> announced_;
+  std::vector<announced_token> announced_;
   std::size_t next_ = 0;  // of those announced
-  bool draft_ = false;
 };
 
 }  // namespace kvmeld::llama
