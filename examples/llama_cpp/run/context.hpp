@@ -2,7 +2,9 @@
 /// A context of the program, compressed: what its calls become.
 #pragma once
 
-#include <algorithm>  // std::clamp
+#include <ggml-cpu.h>
+
+#include <algorithm>  // std::max
 #include <cstdint>
 #include <limits>  // std::numeric_limits
 #include <memory>
@@ -56,6 +58,7 @@ class context {
     memory_ = llama_get_memory(context_.get());
     kv_->bind(context_.get());
     saved_.resize(sequences);
+    keep_threads(std::max(p.n_threads, p.n_threads_batch));
     try_out(model);
     std::fprintf(stderr,
                  "kvmeld-run: %.*s, %d slots per head%s of %u tokens per sequence; %u cells\n",
@@ -194,6 +197,20 @@ class context {
     std::ranges::for_each(saved_, [](std::string& s) { std::string().swap(s); });
   }
 
+  /// Threads that wait for the next node, where llama.cpp would begin new ones: its graphs come in
+  /// parts, one for each node that the adapter asks for. A program may attach others.
+  void keep_threads(int count) {
+    const auto make = reinterpret_cast<decltype(&ggml_threadpool_new)>(
+        dlsym(RTLD_DEFAULT, "ggml_threadpool_new"));
+    const auto end = reinterpret_cast<decltype(&ggml_threadpool_free)>(
+        dlsym(RTLD_DEFAULT, "ggml_threadpool_free"));
+    if (count > 1 && make != nullptr && end != nullptr) {
+      auto p = ggml_threadpool_params_default(count);
+      threads_ = {make(&p), end};
+      llama_attach_threadpool(context_.get(), threads_.get(), nullptr);
+    }
+  }
+
   /// Two tokens, so that a graph that is not known is refused before the program's first.
   void try_out(const llama_model* model) {
     const llama_token bos = llama_vocab_bos(llama_model_get_vocab(model));
@@ -206,6 +223,7 @@ class context {
   }
 
   std::unique_ptr<compressor<any_policy>> kv_;
+  std::unique_ptr<ggml_threadpool, void (*)(ggml_threadpool*)> threads_{nullptr, nullptr};
   llama_context_ptr context_;  // goes first: it calls the compressor
   llama_memory_t memory_ = nullptr;
   std::uint32_t cells_ = 0, tokens_ = 0;

@@ -48,14 +48,16 @@ int main(int count, char** arguments) try {
   std::string budget = "10%", policy = "fold", refusal = "continue";
   bool equal = false;
   std::vector<std::string> program;
-  app.option_defaults()->always_capture_default();
+  app.option_defaults()->take_last()->always_capture_default();
   app.add_option("--budget", budget,
                  "slots per head, or a share of the tokens that a sequence may have (-c)");
   app.add_option("--policy", policy, "name[:option=value,...]");
   app.add_flag("--equal", equal, "under fold and kvmerger too the same budget for every head");
   app.add_option("--on-refusal", refusal, "where a model cannot be compressed: continue or stop")
       ->check(CLI::IsMember({"continue", "stop"}));
-  app.add_option("program", program, "after --: the program and its arguments")->required();
+  app.add_option("program", program, "after --: the program and its arguments")
+      ->required()
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   try {
     app.parse(count, arguments);
   } catch (const CLI::CallForHelp&) {

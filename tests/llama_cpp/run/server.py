@@ -3,7 +3,7 @@
 
     python3 tests/llama_cpp/run/server.py FOLDER MODEL.gguf [--requests 200]
 
-FOLDER has llama-server; tests/llama_cpp/run/build makes one. Prints a line per check and a table
+FOLDER has llama-server; the script `server` beside this file builds one. Prints a line per check and a table
 of figures; exits with 1 where a check fails.
 """
 
@@ -41,8 +41,7 @@ class Server:
         self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")
         self.saved = tempfile.TemporaryDirectory()
         command = [str(options.folder / "llama-server"), "-m", str(options.model), "--port", str(self.port),
-                   "-c", str(options.context), "-t", str(options.threads), "-b", "512", "--slot-save-path",
-                   self.saved.name, "--slots", "--no-webui", *more]
+                   "-c", str(options.context), "-t", str(options.threads), "--slot-save-path", self.saved.name, *more]
         if budget:
             command = [str(RUN), "--budget", budget, "--on-refusal", "stop", *run, "--", *command]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT)
@@ -84,8 +83,10 @@ class Server:
 
     def get(self, path):
         connection, answer = self.request("GET", path)
-        with connection:
+        try:
             return answer.status, answer.read()
+        finally:
+            connection.close()
 
     def post(self, path, body):
         connection, answer = self.request("POST", path, body)
@@ -137,11 +138,15 @@ def needle(characters):
     return text[:at] + FACT + text[at:] + QUESTION
 
 
+# Several slots, and prompts in one piece: under compression their pieces decide a little of what is kept.
+SLOTS = ["-np", "4", "-kvu", "-b", "2048", "-ub", "2048"]
+
+
 def behaviour(options, budget, name, run=()):
     """What a server must do under us, whatever the budget."""
-    with Server(options, budget, ["-np", "4", "-kvu"], run) as s:
+    with Server(options, budget, SLOTS, run) as s:
         check("kvmeld-run: " in s.words() and "slots per head" in s.words(), f"{name}: compressed, as stderr says")
-        prompts = [part(i, 300 + 450 * i) for i in range(4)]
+        prompts = [part(i, 200 + 200 * i) for i in range(4)]
         alone = [content(s.complete(p, id_slot=i)) for i, p in enumerate(prompts)]
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             together = list(pool.map(lambda x: content(s.complete(x[1], id_slot=x[0], cache_prompt=False)), enumerate(prompts)))
@@ -177,13 +182,21 @@ def behaviour(options, budget, name, run=()):
         several = s.post("/v1/completions", {"prompt": prompts[0], "max_tokens": 8, "temperature": 0, "n": 3})
         texts = [c["text"] for c in several.get("choices", [])]
         check(len(texts) == 3 and len(set(texts)) == 1, f"{name}: three answers of one prompt, by copies")
+        repeated = 3 * part(3, 400)
+        plain = content(s.complete(repeated, 100, ignore_eos=True))
+    with Server(options, budget, [*SLOTS, "--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "6"], run) as s:
+        drafted = s.complete(repeated, 100, ignore_eos=True)
+        check(content(drafted) == plain, f"{name}: drafts change nothing ({drafted['timings'].get('draft_n_accepted')} of "
+                                         f"{drafted['timings'].get('draft_n')} accepted)")
+    # The server's own cache of prompts would grow for gigabytes.
+    with Server(options, budget, [*SLOTS, "--cache-ram", "16"], run) as s:
         many(options, s, name)
 
 
 def many(options, s, name):
     """Requests of mixed lengths, eight clients for four slots."""
     lengths = random.Random(3)
-    work = [(part(100 + i, lengths.randrange(20, 3000)), lengths.randrange(1, 24)) for i in range(options.requests)]
+    work = [(part(100 + i, lengths.randrange(20, options.context)), lengths.randrange(1, 24)) for i in range(options.requests)]
     for prompt, tokens in work[:8]:
         s.complete(prompt, tokens)
     began = s.resident()
@@ -196,7 +209,9 @@ def many(options, s, name):
     one_by_one = [content(s.complete(*w, cache_prompt=False)) for w in work[:options.requests // 4]]
     same = sum(a == b for a, b in zip(answers, one_by_one))
     check(s.alive() and all(isinstance(a, str) for a in answers + again), f"{name}: {2 * len(work)} requests of mixed lengths, no error")
-    check(same == len(one_by_one), f"{name}: {same} of {len(one_by_one)} of them answer as one by one")
+    # Under compression a prompt that was read in other pieces, or with other rounding, may keep other slots.
+    least = len(one_by_one) if name == "100%" else 0.9 * len(one_by_one)
+    check(same >= least, f"{name}: {same} of {len(one_by_one)} of them answer as one by one")
     check(ended < middle + 20, f"{name}: resident {began:.0f}, {middle:.0f}, {ended:.0f} MiB: before, after the first and the second round")
 
 
@@ -241,7 +256,7 @@ def main():
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--characters", type=int, default=8000, help="of the long text")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", default="refusals,behaviour,figures")
     options = parser.parse_args()
     for one in options.only.split(","):
