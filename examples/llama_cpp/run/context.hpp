@@ -30,7 +30,7 @@ struct program_token {
 
 class context {
  public:
-  /// Makes it as the program asked, with fewer cells where the program's tokens need fewer.
+  /// Makes it as the program asked, with the cells that its batches need.
   /// Refused: what the adapter refuses, and graphs that it does not know.
   context(llama_model* model, llama_context_params p, const settings& s) {
     expects(p.ctx_type == LLAMA_CONTEXT_TYPE_DEFAULT,
@@ -44,8 +44,8 @@ class context {
     p.kv_unified = true;
     // Cells hold a batch, and of each sequence the newest token or a window's.
     const auto recent = static_cast<std::uint32_t>(std::max(llama_model_n_swa(model), 1));
-    p.n_ctx = depends_on_context(model) ? cells_
-                                        : std::min(cells_, round(p.n_batch + sequences * recent));
+    p.n_batch = std::min(p.n_batch, cells_);
+    p.n_ctx = depends_on_context(model) ? cells_ : round(p.n_batch + sequences * recent);
     const index_t room = static_cast<index_t>(tokens_), slots = s.budget.of(room);
     kv_ = std::make_unique<compressor<any_policy>>(
         model, s.policy,
