@@ -220,6 +220,8 @@ def figures(options):
     long = needle(options.characters)
     prompts = [part(20 + i, 200 + 300 * i) for i in range(12)]
     rows, answers = {}, {}
+    print("\n| cache | resident at the start, MiB | with the text, MiB | tokens | prompt, tokens/s | decode, tokens/s | fact | answers as plain's |")
+    print("|---|---|---|---|---|---|---|---|")
     for name, budget, more in (("plain", None, ()), ("plain, q8_0", None, ("-ctk", "q8_0", "-ctv", "q8_0")),
                                ("100%", "100%", ()), ("10%", "10%", ())):
         with Server(options, budget, ["-np", "1", *more]) as s:
@@ -229,10 +231,9 @@ def figures(options):
             times = answer["timings"]
             rows[name] = (started, s.resident(), times["prompt_n"], times["prompt_per_second"], times["predicted_per_second"],
                           "marmalade" in answer["content"], sum(a == b for a, b in zip(answers[name], answers["plain"])))
-    print("\n| cache | resident at the start, MiB | with the text, MiB | tokens | prompt, tokens/s | decode, tokens/s | fact | answers as plain's |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name, r in rows.items():
-        print(f"| {name} | {r[0]:.0f} | {r[1]:.0f} | {r[2]} | {r[3]:.0f} | {r[4]:.1f} | {'yes' if r[5] else 'no'} | {r[6]} of {len(prompts)} |")
+            r = rows[name]
+            print(f"| {name} | {r[0]:.0f} | {r[1]:.0f} | {r[2]} | {r[3]:.0f} | {r[4]:.1f} | {'yes' if r[5] else 'no'} | {r[6]} of {len(prompts)} |",
+                  flush=True)
     check(rows["100%"][6] == len(prompts), "100%: answers are the plain server's")
     check(rows["10%"][5] == rows["plain"][5], "10%: the fact is found where the plain server finds it")
 
