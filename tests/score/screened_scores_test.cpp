@@ -228,6 +228,28 @@ TEST_CASE("keys that share a query's attention have their shares, whatever codes
   }
 }
 
+TEST_CASE("log-sum-exps above every logit are held, as of keys that are alike but for a sign",
+          "[screened]") {
+  const index_t tokens = 1024, dim = 16;
+  const float largest = GENERATE(30.0F, 100.0F, 300.0F);
+  const fixtures::cache_shape shape{
+      .heads = 1, .group = 1, .dim = dim, .capacity = tokens, .rope = kvmeld::rotary::halves(1e30)};
+  fixtures::cache<float> kv = fixtures::random_cache(tokens, shape);
+  fixtures::queries queries(tokens, 1, dim, 0);
+  for (index_t s = 0; s < tokens; ++s) {
+    for (index_t c = 0; c < dim; ++c) {  // what rotates least
+      kv.head(0).key(s)[c] = c % (dim / 2) < 4 ? 0 : s % 2 == 0 ? 1.0F : -1.0F;
+      queries.data[at(s * dim + c)] = c % (dim / 2) < 4 ? 0 : largest / 8 / kv.head(0).scale();
+    }
+  }
+  const auto ours = scores(kv.head(0), queries.view(), true),
+             exact = scores(kv.head(0), queries.view(), false);
+  CHECK(same(ours, exact) == !runs());
+  for (std::size_t s = 0; s < ours.size(); ++s) {
+    CHECK(ours[s] == Approx(exact[s]).epsilon(0.05).margin(1e-9));
+  }
+}
+
 TEST_CASE("what 8 bits do not hold is scored exactly, to the bit", "[screened]") {
   const index_t tokens = 256, dim = 16;
   fixtures::cache_shape shape{.heads = 1, .group = 2, .dim = dim, .capacity = tokens};
@@ -258,6 +280,13 @@ TEST_CASE("what 8 bits do not hold is scored exactly, to the bit", "[screened]")
   }
   SECTION("much log-mass") {
     is_exact([&](const auto& head) { head.log_mass(9) = -40; });
+  }
+  SECTION("a log-sum-exp far above all logits") {
+    shape.sink_logits = {3000, 3000}, is_exact(change);
+  }
+  SECTION("NaN among log-sum-exps") {
+    std::vector<float> given(at(2 * tokens), 3.0F);
+    given[70] = nan, view.log_sum_exp = given.data(), is_exact(change);
   }
   SECTION("large logits") { queries.data[5] = 1e4F, is_exact(change); }
   SECTION("equal keys") {
