@@ -772,6 +772,7 @@ struct fold {
   void observe(const kv_head auto& head, head_state& state, const observation& observed) const {
     expects(observed.query != nullptr, "fold: expected the step's query");
     expects(!rescores() || !observed.log_sum_exp.empty(), "fold: expected the step's log-sum-exp");
+    expects(!rescores() || observed.scratch != nullptr, "fold: expected memory to work in");
     auto memory = memory_of(head, state);
     memory.remember(observed.query, observed.log_sum_exp, head.next_position() - 1,
                     rescores() ? 1 : decode.stride);
