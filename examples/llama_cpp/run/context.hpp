@@ -91,7 +91,14 @@ class context {
     changed();
     kv_->announce(std::move(tokens));
     const std::int32_t code = run();
-    kv_->check();
+    try {
+      kv_->check();
+    } catch (...) {
+      if (kv_->broken()) {
+        clear(true);  // layers are of different lengths
+      }
+      throw;
+    }
     return code;
   }
 
@@ -153,14 +160,18 @@ class context {
     }
     return bytes;
   }
-  void load(const std::string& bytes, llama_seq_id s) {
+  /// Returns how many of the bytes were read.
+  std::size_t load(const std::string& bytes, llama_seq_id s) {
     expect_sequence("llama_state", s);
     changed();
     kv_->remove(s);
-    if (!bytes.empty()) {
-      std::istringstream in(bytes);
-      kv_->load(in, s);
+    if (bytes.empty()) {
+      return 0;
     }
+    std::istringstream in(bytes);
+    kv_->load(in, s);
+    const std::streamoff read = in.tellg();
+    return read < 0 ? bytes.size() : static_cast<std::size_t>(read);
   }
   void drop_saved(llama_seq_id s) { std::string().swap(saved_[static_cast<std::size_t>(s)]); }
   llama_seq_id sequences() const { return static_cast<llama_seq_id>(saved_.size()); }

@@ -175,10 +175,10 @@ std::size_t write_file(const char* path, const llama_token* tokens, std::size_t 
           path, "'");
   return bytes.size();
 }
-/// Its bytes; without room for tokens their number alone, and no state is loaded.
+/// Its bytes. `peeks`: without room for tokens their number alone, and no state is loaded.
 template <class Load>
 std::size_t read_file(const char* path, llama_token* tokens, std::size_t room, std::size_t* count,
-                      Load load) {
+                      bool peeks, Load load) {
   std::ifstream in(path, std::ios::binary);
   std::ostringstream all;
   all << in.rdbuf();
@@ -188,9 +188,15 @@ std::size_t read_file(const char* path, llama_token* tokens, std::size_t room, s
           "llama_state: expected a file that was saved under kvmeld-run, got '", path, "'");
   take(rest, file_magic.size());
   const auto n = take<std::uint64_t>(rest);
+  expects(errc::corrupt_file, n <= rest.size() / sizeof *tokens,
+          "llama_state: expected a whole file, got ", rest.size(), " bytes for ", n, " tokens");
   const auto read = take(rest, n * sizeof *tokens);
   *count = n;
-  if (tokens != nullptr) {
+  if (tokens == nullptr) {
+    if (!peeks) {
+      load(rest);
+    }
+  } else {
     expects(n <= room, "llama_state: expected room for ", n, " tokens, got ", room);
     std::memcpy(tokens, read.data(), read.size());
     load(rest);
@@ -420,8 +426,7 @@ std::size_t llama_state_seq_set_data_ext(llama_context* ctx, const std::uint8_t*
   const auto c = find(ctx);
   return c ? guarded(std::size_t{0},
                      [&] {
-                       c->load(std::string(reinterpret_cast<const char*>(from), bytes), s);
-                       return bytes;
+                       return c->load(std::string(reinterpret_cast<const char*>(from), bytes), s);
                      })
            : KVMELD_NEXT(llama_state_seq_set_data_ext)(ctx, from, bytes, s, flags);
 }
@@ -455,9 +460,9 @@ std::size_t llama_state_seq_load_file(llama_context* ctx, const char* path, llam
   const auto c = find(ctx);
   return c ? guarded(std::size_t{0},
                      [&] {
-                       return read_file(path, tokens, room, count, [&](std::string_view state) {
-                         c->load(std::string(state), s);
-                       });
+                       return read_file(
+                           path, tokens, room, count, true,
+                           [&](std::string_view state) { c->load(std::string(state), s); });
                      })
            : KVMELD_NEXT(llama_state_seq_load_file)(ctx, path, s, tokens, room, count);
 }
@@ -492,7 +497,7 @@ bool llama_state_load_file(llama_context* ctx, const char* path, llama_token* to
   const auto c = find(ctx);
   return c ? guarded(false,
                      [&] {
-                       return read_file(path, tokens, room, count,
+                       return read_file(path, tokens, room, count, false,
                                         [&](std::string_view state) { load_all(*c, state); }) > 0;
                      })
            : KVMELD_NEXT(llama_state_load_file)(ctx, path, tokens, room, count);

@@ -72,6 +72,7 @@ int main(int count, char** arguments) try {
   const std::string before = std::getenv(preload) != nullptr ? std::getenv(preload) : "";
   const std::string libraries = find_library(arguments[0]).string() + (before.empty() ? "" : ":");
   setenv(preload, (libraries + before).c_str(), 1);
+  unsetenv("LD_BIND_NOW");  // it would look for libllama in every program that this one starts
   setenv(settings::budget_name, budget.c_str(), 1);
   setenv(settings::policy_name, policy.c_str(), 1);
   setenv(settings::equal_name, equal ? "1" : "0", 1);

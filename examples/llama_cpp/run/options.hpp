@@ -3,6 +3,7 @@
 #pragma once
 
 #include <charconv>  // std::from_chars
+#include <cmath>     // std::floor
 #include <cstdlib>   // std::getenv
 #include <string>
 #include <string_view>
@@ -24,15 +25,15 @@ struct amount {
     const std::string_view number = text.substr(0, text.size() - (a.is_share ? 1 : 0));
     const auto [end, error] =
         std::from_chars(number.data(), number.data() + number.size(), a.value);
-    const bool whole = a.value == static_cast<double>(static_cast<index_t>(a.value));
-    expects(error == std::errc() && end == number.data() + number.size() && a.value > 0 &&
-                (a.is_share ? a.value <= 100 : a.value <= 1 << 24 && whole),
-            "--budget: expected slots, or a share over 0% and up to 100%, got '", text, "'");
+    expects(
+        error == std::errc() && end == number.data() + number.size() && a.value > 0 &&
+            (a.is_share ? a.value <= 100 : a.value <= 1 << 24 && a.value == std::floor(a.value)),
+        "--budget: expected slots, or a share over 0% and up to 100%, got '", text, "'");
     a.value /= a.is_share ? 100 : 1;
     return a;
   }
   index_t of(index_t tokens) const {
-    return static_cast<index_t>(is_share ? value * tokens : value);
+    return static_cast<index_t>(is_share ? value * tokens + 1e-9 : value);
   }
 };
 
