@@ -285,8 +285,8 @@ class screened_prompt {
   void round_keys() {
     each_key([&](index_t s) {
       row_ = (row_ * key_factor_ + 128.5F).floor();
-      std::uint8_t* const codes =
-          keys_.at(std::ptrdiff_t{s / panel_slots} * panel_slots * codes_ + s % panel_slots * 4);
+      const std::ptrdiff_t panel = s / panel_slots, of_panel = s % panel_slots;
+      std::uint8_t* const codes = keys_.at(panel * panel_slots * codes_ + of_panel * 4);
       for (index_t c = 0; c < dim_; ++c) {
         codes[c / 4 * panel_slots * 4 + c % 4] = static_cast<std::uint8_t>(row_[c]);
       }
