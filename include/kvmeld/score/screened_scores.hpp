@@ -188,6 +188,8 @@ class aligned_array {
 /// what codes had made of the slots j' that this query i has:
 ///
 ///     p_ij = x_j / (1 + Σ_j' (x_j' − y_j'))     x = exp(a_ij − Z_i), y the same by codes
+///
+/// A slot that two queries look up alike is one's; the other's Z keeps what codes made of it.
 template <class Query>
 class screened_prompt {
  public:
