@@ -293,9 +293,10 @@ struct fold_decode {
 
   index_t freed(index_t slots) const { return detail::fold_freed(period, slots); }
 
-  /// What a question would look up of all slots: `prompt_scores` by the queries held, without
-  /// leverage, each with the log-sum-exp of its own step. A slot of `score [length]` keeps the
-  /// largest it had: what is looked up once may be asked for whenever.
+  /// Raises `score [length]` to `score::lookahead_max` of the queries held: query `i` of `count`
+  /// goes `score_horizon · i / count` positions beyond the next one, and has the log-sum-exp of its
+  /// own step. A slot keeps the largest that it had, since one query alone may find it. Not
+  /// `lookahead_max` itself, which allocates.
   template <class Memory>
   static void rescore_slots(const kv_head auto& head, const Memory& memory,
                             std::vector<float>& numbers, std::span<float> score) {
@@ -613,8 +614,8 @@ struct fold {
       option("period", in(&fold::decode, &fold_decode::period), 0, any_count,
              "slots freed at once; 0: a sixteenth of the budget"),
       option("rescore", in(&fold::decode, &fold_decode::rescore), 0, any_count,
-             "with pins=1: steps after which the slots are scored by the queries of them all, in "
-             "place of `queries` and `stride`; 0: what is decoded is pinned by leverage"),
+             "with pins=1: steps after which all slots are scored by the queries of those steps, "
+             "in place of `queries` and `stride`; 0: decoded tokens are pinned by leverage"),
       option("horizon", in(&fold::decode, &fold_decode::ahead, &future_positions::horizon), 1,
              any_count, "positions to come, which queries are moved to"),
       option("fade", in(&fold::decode, &fold_decode::ahead, &future_positions::fade), above_0,
@@ -652,7 +653,7 @@ struct fold {
   std::span<const column> columns_used() const {
     return std::span(columns).first(weighs() ? 3 : pins == pin_rule::scores ? 2 : 1);
   }
-  /// Do the queries of decode score what they are asked with?
+  /// Are slots scored by the queries of decode?
   bool rescores() const { return pins == pin_rule::scores && decode.rescore > 0; }
   bool weighs() const { return pins == pin_rule::scores && leverage_exponent > 0; }
   /// What the scores of a prompt are multiplied by; none without an exponent. Over the heads h of a

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// Lookahead-max by products of 8 bits, in a quarter to two fifths of the time. They tell which
+/// Lookahead-max by products of 8 bits, in a fourth of the time that floats take. They tell which
 /// query has the largest share of each slot; that one's logit is computed in float.
 #pragma once
 
