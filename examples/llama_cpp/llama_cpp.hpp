@@ -94,11 +94,12 @@ class compressor {
     sequences_.announce(std::move(tokens));
   }
 
+  /// Did a graph break off, so that nothing but `reset` is possible?
+  bool broken() const { return begun_ && error_ != nullptr; }
+
   /// Throws what went wrong within llama_decode, whatever it returned: 2 where the graph could be
   /// stopped, 0 where it was at its end, as in compression. `reset` makes good again. What was
   /// refused before anything was changed is said once: the text may go on.
-  /// Did a graph break off, so that nothing but `reset` is possible?
-  bool broken() const { return begun_ && error_ != nullptr; }
   void check() {
     sequences_.forget_announcement();
     at_.clear();

@@ -245,6 +245,10 @@ int main(int count, char** arguments) {
   check(same(after(c, 1), first), "a copy goes on as the first");
   check(llama_state_seq_set_data(c, state.data(), size, 2) == size, "a state is taken");
   check(same(after(c, 2), first), "a state goes on as the first");
+  std::vector<std::uint8_t> longer = state;
+  longer.resize(size + 10);
+  check(llama_state_seq_set_data(c, longer.data(), longer.size(), 3) == size,
+        "a state with more bytes behind it is taken, and says its own size");
   state[size / 2] ^= 1;
   check(llama_state_seq_set_data(c, state.data(), size, 2) == 0, "changed bytes are refused");
   tokens read(prompt.size());
@@ -266,10 +270,25 @@ int main(int count, char** arguments) {
   check(llama_state_set_data(c, all.data(), all.size()) == all.size() &&
             llama_memory_seq_pos_max(m, 1) == 739,
         "a state of all is taken");
+  check(llama_state_save_file(c, file.c_str(), nullptr, 0), "a file of the context");
+  check(llama_state_load_file(fresh.get(), file.c_str(), nullptr, 0, &number) && number == 0 &&
+            llama_memory_seq_pos_max(llama_get_memory(fresh.get()), 1) == 739,
+        "a file of the context without tokens is loaded");
+  std::remove(file.c_str());
 
   // What cannot be is refused, and changes nothing.
   check(decode(c, {{1, 97, 500, true}}, false) != 0, "a position that was is refused");
   check(decode(c, {{1, 97, 740, true}}, false) == 0, "the text goes on");
+
+  // An error within a graph empties the context, which goes on.
+  llama_memory_clear(m, true);
+  llama_set_causal_attn(c, false);
+  check(decode(c, {{0, 97, 0, true}, {0, 98, 1, true}}, false) != 0,
+        "a batch without a causal mask is refused");
+  llama_set_causal_attn(c, true);
+  check(llama_memory_seq_rm(m, 0, 0, -1) && llama_memory_seq_pos_max(m, 0) == -1,
+        "nothing is left of it");
+  check(same(run(c, 0, prompt, next), alone), "a text is read as ever");
   std::printf("%s\n", failures == 0 ? "all as expected" : "failed");
   return failures == 0 ? 0 : 1;
 }
