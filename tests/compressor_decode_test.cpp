@@ -3,6 +3,7 @@
 #include <algorithm>  // std::ranges::equal
 #include <catch2/catch.hpp>
 #include <limits>
+#include <utility>  // std::pair
 #include <vector>
 
 #include "kvmeld/compressor.hpp"
@@ -20,12 +21,17 @@ TEST_CASE("compressor: drafted tokens count as steps would, to the bit, or were 
       continue;
     }
     const index_t tokens = 60, slots = 48, drafted = 4;
-    for (const index_t accepted : {0, 2, 4}) {
-      CAPTURE(example.name, accepted);
+    for (const auto& [accepted, shared] :
+         {std::pair(0, false), {2, false}, {4, false}, {4, true}}) {
+      if (shared && !kvmeld::declared(example.policy).shares()) {
+        continue;
+      }
+      CAPTURE(example.name, accepted, shared);
       model_cache kv(128), plain(128);
       const prompt_rows prompt(tokens);
-      kvmeld::compressor meld(kv, example.policy, budget{.slots = slots});
-      kvmeld::compressor steps(plain, example.policy, budget{.slots = slots});
+      const budget limit = shared ? budget::shared(slots) : budget{.slots = slots};
+      kvmeld::compressor meld(kv, example.policy, limit);
+      kvmeld::compressor steps(plain, example.policy, limit);
       read(meld, kv, prompt, 0, tokens), meld.end_prompt(0);
       read(steps, plain, prompt, 0, tokens), steps.end_prompt(0);
       for (index_t round = 0; round < 3; ++round) {
@@ -60,6 +66,7 @@ TEST_CASE("compressor: drafted tokens count as steps would, to the bit, or were 
             CAPTURE(h);
             CHECK(same_head(kv.head(h), plain.head(h)));
             CHECK(same_state(meld.state(h), steps.state(h)));
+            CHECK(meld.limit(h).slots == steps.limit(h).slots);
           }
         }
       }

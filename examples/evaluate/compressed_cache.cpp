@@ -33,6 +33,18 @@ void compress(const contender& c, const prompt& p, kvmeld::cache& kv,
   }
 }
 
+/// Does it divide the slots that heads share again while it decodes?
+bool shares_in_decode(const contender& c) {
+  return (c.budgets == budget_allocation::global || c.budgets == budget_allocation::composite) &&
+         c.of_heads.empty() && c.policy.visit([](const auto& p) {
+           if constexpr (requires { p.rescores(); }) {
+             return p.rescores();
+           } else {
+             return false;
+           }
+         });
+}
+
 }  // namespace
 
 kvmeld::cache stored(kvmeld::cache& kv, const kvmeld::storage_pair& type) {
@@ -93,16 +105,15 @@ compressed_cache::compressed_cache(const contender& c, const prompt& p)
   const auto decodes = [&](std::size_t i) {
     return kvmeld::declared(c.policy).supports_decode() && !c.keeps_all(i);
   };
-  std::vector<any_policy> decoding(as_size(kv_->heads()), full_cache());
-  std::vector<budget> budgets(as_size(kv_->heads()), budget{kv_->capacity() - 1});
+  std::vector<any_policy> decoding;
+  std::vector<budget> budgets;
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    const auto h = as_size(full[i]);
-    decoding[h] = decodes(i) ? c.of_head(i) : full_cache();
+    decoding.push_back(decodes(i) ? c.of_head(i) : full_cache());
     // A head that holds nearly all of its prompt has no room for more than the cache has.
     const index_t most = std::max(0, kv_->capacity() - 1 - slots[i]);
-    budgets[h] = {.slots = slots[i], .slack = std::min(c.room, most)};
+    budgets.push_back({.slots = slots[i], .slack = std::min(c.room, most)});
   }
-  meld_ = std::make_unique<compressor>(*kv_, decoding, budgets);
+  compress_by(c, std::move(decoding), budgets);
   for (index_t layer = 0; layer < kv_->layers(); ++layer) {
     if (kv_->spec(layer).window > 0) {
       meld_->compress(kv_->heads(layer, 0));  // to the window
@@ -118,7 +129,8 @@ compressed_cache::compressed_cache(const contender& c, const prompt& p)
 compressed_cache::compressed_cache(const contender& c, const engine::config& shape,
                                    index_t tokens) {
   const auto slots = allocate_slots(c, tokens, shape.full_heads());
-  const index_t held = kvmeld::declared(c.policy).evicts() ? std::ranges::max(slots) + 1 : tokens,
+  const bool bounded = kvmeld::declared(c.policy).evicts() && !shares_in_decode(c);
+  const index_t held = bounded ? std::ranges::max(slots) + 1 : tokens,
                 capacity = std::max(held, std::min(shape.window + 1, tokens));
   kv_ = std::make_unique<kvmeld::cache>(shape.attention(),
                                         kvmeld::cache_options{.layers = shape.layers,
@@ -126,14 +138,32 @@ compressed_cache::compressed_cache(const contender& c, const engine::config& sha
                                                               .keys = c.storage.keys,
                                                               .values = c.storage.values,
                                                               .newest = c.storage.newest});
-  const std::vector<index_t> full = full_heads(*kv_);
-  std::vector<any_policy> policies(as_size(kv_->heads()), full_cache());
-  std::vector<budget> budgets(as_size(kv_->heads()), budget{capacity - 1});
+  std::vector<any_policy> policies;
+  std::vector<budget> budgets;
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    policies[as_size(full[i])] = c.of_head(i);
-    budgets[as_size(full[i])] = {.slots = slots[i]};
+    policies.push_back(c.of_head(i));
+    budgets.push_back({.slots = slots[i]});
   }
-  meld_ = std::make_unique<compressor>(*kv_, policies, budgets);
+  compress_by(c, std::move(policies), budgets);
+}
+
+void compressed_cache::compress_by(const contender& c, std::vector<any_policy> of_heads,
+                                   const std::vector<budget>& budgets) {
+  if (shares_in_decode(c)) {
+    policies_ = {c.policy};
+    budgets_ = {c.budgets == budget_allocation::composite
+                    ? budget::shared_by_layer(c.limit.slots, c.room)
+                    : budget::shared(c.limit.slots, c.room)};
+  } else {
+    policies_.assign(as_size(kv_->heads()), full_cache());
+    budgets_.assign(as_size(kv_->heads()), budget{kv_->capacity() - 1});
+    const std::vector<index_t> full = full_heads(*kv_);
+    for (std::size_t i = 0; i < full.size(); ++i) {
+      policies_[as_size(full[i])] = std::move(of_heads[i]);
+      budgets_[as_size(full[i])] = budgets[i];
+    }
+  }
+  meld_ = std::make_unique<compressor>(*kv_, policies_, budgets_);
 }
 
 std::size_t compressed_cache::bytes() const {
@@ -147,17 +177,11 @@ std::size_t compressed_cache::bytes() const {
 }
 
 compressed_cache::compressed_cache(const compressed_cache& other)
-    : kv_(std::make_unique<kvmeld::cache>(other.kv())) {
-  std::vector<any_policy> policies;
-  std::vector<budget> budgets;
-  for (index_t h = 0; h < kv_->heads(); ++h) {
-    policies.push_back(other.meld_->policy_of(h));
-    budgets.push_back(other.meld_->limit(h));
-  }
-  meld_ = std::make_unique<compressor>(*kv_, policies, budgets);
-  for (index_t h = 0; h < kv_->heads(); ++h) {
-    meld_->set_state(h, other.meld_->state(h));
-  }
+    : kv_(std::make_unique<kvmeld::cache>(other.kv())),
+      policies_(other.policies_),
+      budgets_(other.budgets_),
+      meld_(std::make_unique<compressor>(*kv_, policies_, budgets_)) {
+  meld_->copy(*other.meld_, 0, 0);
 }
 
 const row_major_matrix& compressed_decoder::next(int token) {

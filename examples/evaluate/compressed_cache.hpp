@@ -41,7 +41,14 @@ class compressed_cache {
   std::size_t bytes() const;
 
  private:
+  /// Over `kv_`: of full layers the contender's policy, where heads share slots in decode too; else
+  /// `of_heads [full layers · KV heads]`, each with its own budget.
+  void compress_by(const contender& c, std::vector<any_policy> of_heads,
+                   const std::vector<budget>& budgets);
+
   std::unique_ptr<kvmeld::cache> kv_;  // stays where it is: the compressor refers to it
+  std::vector<any_policy> policies_;   // of `meld_`: one, or those of all heads
+  std::vector<budget> budgets_;
   std::unique_ptr<compressor> meld_;
 };
 

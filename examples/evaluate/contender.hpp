@@ -34,8 +34,9 @@ struct contender {
     return !kvmeld::declared(policy).evicts() && storage == kvmeld::storage::f32;
   }
   bool keeps_all(std::size_t i) const { return !whole.empty() && whole[i] != 0; }
-  /// Can it decode from an empty cache? Slots that heads share are divided at a prompt's end, or by
-  /// a profile; until then each head has as many as any other. Other divisions need a prompt.
+  /// Can it decode from an empty cache? Slots that heads share are divided at a prompt's end, by a
+  /// profile, or where decode scores them; until then each head has as many as any other. Other
+  /// divisions need a prompt.
   bool streams() const {
     return kvmeld::declared(policy).supports_decode() &&
            (budgets == budget_allocation::uniform || is_shared(budgets));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "evaluate/needle.hpp"
+#include "evaluate/nll.hpp"
 #include "evaluate/ruler_text.hpp"
 #include "evaluate/task.hpp"
 
@@ -86,8 +87,9 @@ inline std::vector<score> ruler(const engine::decoder& model, const engine::toke
   return scores;
 }
 
-/// Text and question are decoded token by token from an empty cache: 1 or 0 for each contender. All
-/// of them side by side: the weights, most of what a token reads, are read once.
+/// Text and question are decoded token by token from an empty cache: 1 or 0 for each contender, the
+/// true answer's nats, and KL over the text after its first quarter. All of them side by side, and
+/// the full cache: the weights, most of what a token reads, are read once.
 inline std::vector<score> stream_needle(const engine::decoder& model,
                                         const engine::tokenizer& tokens, const needle_text& text,
                                         std::span<const contender> contenders) {
@@ -95,26 +97,45 @@ inline std::vector<score> stream_needle(const engine::decoder& model,
       static_cast<index_t>(text.body.size() + text.question.size() + text.value.size() + 3);
   std::vector<compressed_decoder> decoders;
   std::vector<compressed_decoder*> all;
-  decoders.reserve(contenders.size());  // they stay where they are
+  decoders.reserve(contenders.size() + 1);  // they stay where they are
   for (const contender& c : contenders) {
     all.push_back(&decoders.emplace_back(model, c, most));
   }
+  const auto row = [](const row_major_matrix& all_rows, std::size_t i) {
+    return all_rows.row(static_cast<Eigen::Index>(i));
+  };
+  const contender full{.policy = full_cache(), .limit = {most}};
+  all.push_back(&decoders.emplace_back(model, full, most));
+  std::vector<double> kl(contenders.size(), 0);
   engine::decoder::scratch work;
   row_major_matrix logits;
-  for (const auto* const part : {&text.body, &text.question}) {
-    for (std::size_t t = 0; t < part->size() && !interrupted; ++t) {
-      compressed_decoder::next(all, std::vector<int>(all.size(), (*part)[t]), work, logits);
+  const std::size_t first = text.body.size() / 4;
+  for (std::size_t t = 0; t < text.body.size() && !interrupted; ++t) {
+    compressed_decoder::next(all, std::vector<int>(all.size(), text.body[t]), work, logits);
+    for (std::size_t i = 0; i < kl.size() && t >= first; ++i) {
+      kl[i] += kl_divergence(row(logits, kl.size()), row(logits, i)) /
+               static_cast<double>(text.body.size() - first);
     }
   }
+  all.pop_back();
+  for (std::size_t t = 0; t < text.question.size() && !interrupted; ++t) {
+    compressed_decoder::next(all, std::vector<int>(all.size(), text.question[t]), work, logits);
+  }
+  const std::vector<int> answer = tokens.encode_fragment(' ' + text.value);
   std::vector<score> scores;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    row_major_matrix own;
-    if (!interrupted) {
-      own = logits.row(static_cast<Eigen::Index>(i));
+    if (interrupted) {
+      scores.push_back({0, {}, 0, 0});
+      continue;
     }
-    const bool right =
-        !interrupted && write(*all[i], &own, tokens, std::span(&text.value, 1)).value == 0;
-    scores.push_back({right ? 1.0 : 0.0});
+    const row_major_matrix own = row(logits, i);
+    double nats = surprise(own, answer.front());
+    compressed_decoder again = *all[i];
+    for (std::size_t t = 1; t < answer.size(); ++t) {
+      nats += surprise(again.next(answer[t - 1]), answer[t]);
+    }
+    const bool right = write(*all[i], &own, tokens, std::span(&text.value, 1)).value == 0;
+    scores.push_back({right ? 1.0 : 0.0, {}, nats / static_cast<double>(answer.size()), kl[i]});
   }
   return scores;
 }

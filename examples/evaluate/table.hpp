@@ -133,7 +133,9 @@ inline std::filesystem::path tasks_file(const std::filesystem::path& csv) {
 }
 
 inline void write_tasks_header(std::ostream& out) {
-  out << "policy,budget,slots,task,samples,full_after,after,full_inside,inside" << std::endl;
+  out << "policy,budget,slots,task,samples,full_after,after,full_inside,inside,"
+         "full_nats,nats,kl"
+      << std::endl;
 }
 
 inline void write_asked_header(std::ostream& out) {
@@ -148,9 +150,10 @@ inline void write_tasks_csv(std::ostream& out, const plan& todo, const task_outc
   auto result = t.entries.begin();
   for (const entry* const e : entries_of(todo)) {
     if (const auto& s = *result++) {
-      out << fmt::format("{},{},{},{},{},{},{},{},{}\n", csv_field(e->name), e->given,
+      out << fmt::format("{},{},{},{},{},{},{},{},{},{},{},{}\n", csv_field(e->name), e->given,
                          e->chosen.limit.slots, t.name, t.samples, field(t.full.after),
-                         field(s->after), field(t.full.inside), field(s->inside));
+                         field(s->after), field(t.full.inside), field(s->inside),
+                         field(t.full.nats), field(s->nats), field(s->kl));
     }
   }
   out << std::flush;

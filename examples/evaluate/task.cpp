@@ -27,8 +27,10 @@ std::vector<score> mean_scores(const task& t, const options& o,
       return sum / o.samples;
     };
     means[c].after = mean([](const score& s) { return s.after; });
-    if (means[c].inside) {
-      means[c].inside = mean([](const score& s) { return *s.inside; });
+    for (const auto figure : {&score::inside, &score::nats, &score::kl}) {
+      if (means[c].*figure) {
+        means[c].*figure = mean([&](const score& s) { return *(s.*figure); });
+      }
     }
   }
   return means;

@@ -19,6 +19,8 @@ namespace evaluate {
 struct score {
   double after = 0;                   ///< the question after compression
   std::optional<double> inside = {};  ///< the question inside the prompt
+  /// Nats a token of the true answer, and of the text before it KL from the full cache's.
+  std::optional<double> nats = {}, kl = {};
 };
 
 enum class task_measure {

@@ -153,6 +153,7 @@ class compressor {
       }
     });
     open_.count_pages(heads);
+    open_.divide_again(heads);
   }
 
   // --------------------------------------------------------------------------- decode
@@ -182,6 +183,7 @@ class compressor {
       open_.count_measured(h);
     });
     open_.evict_late(heads, work, run);
+    open_.divide_again(heads);
     open_.expect_finite_steps("step", heads);
   }
 

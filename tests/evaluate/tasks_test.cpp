@@ -78,7 +78,8 @@ TEST_CASE("the full cache loses nothing on chain and ruler, and the last tokens 
   REQUIRE_FALSE(o.main.empty());
   CHECK(o.main[0] == test::header);
   REQUIRE(o.tasks.size() > 4);
-  CHECK(o.tasks[0] == "policy,budget,slots,task,samples,full_after,after,full_inside,inside");
+  CHECK(o.tasks[0] ==
+        "policy,budget,slots,task,samples,full_after,after,full_inside,inside,full_nats,nats,kl");
   std::set<std::string> tasks;
   for (std::size_t i = 1; i < o.tasks.size(); ++i) {
     CAPTURE(o.tasks[i]);

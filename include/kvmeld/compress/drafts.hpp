@@ -101,6 +101,10 @@ index_t draft_room(const open_heads<P>& all, index_t request) {
     if (!all.policies.is_cut(h) && all.policies.evicts(h)) {
       room = std::min(
           room, std::max<std::int64_t>(all.of(h).limit.trigger_length() - all.seen_length(h), 1));
+      // With the token after a division any head may be compressed.
+      if (const kvmeld::new_scores scores = all.new_scores(h); scores.every > 0) {
+        room = std::min<std::int64_t>(room, scores.every - scores.steps + 1);
+      }
     }
   }
   return static_cast<index_t>(room);
@@ -138,9 +142,9 @@ void accept(open_heads<P>& all, index_t request, index_t tokens, workspace_pool&
   const index_t each = any.spec().kv_heads;
   std::vector<float> out(as_size(any.group(), any.value_dim()));
   workspace_pool::lease work(pool, 1);
-  for (std::size_t first = 0; first < chosen.size(); first += as_size(each)) {
-    const head_range layer{chosen[first], each};
-    for (std::ptrdiff_t t = 0; t < tokens; ++t) {
+  for (std::ptrdiff_t t = 0; t < tokens; ++t) {
+    for (std::size_t first = 0; first < chosen.size(); first += as_size(each)) {
+      const head_range layer{chosen[first], each};
       for (index_t i = 0; i < each; ++i) {
         const index_t h = layer.first + i;
         const drafted& d = drafts[first + as_size(i)];
@@ -148,10 +152,12 @@ void accept(open_heads<P>& all, index_t request, index_t tokens, workspace_pool&
           all.of(h).not_finite = !all.step(h, work[0], d.q.data() + t * any.group() * any.dim(),
                                            d.k.data() + t * any.dim(),
                                            d.v.data() + t * any.own_value_dim(), out.data());
+          all.count_measured(h);
         }
       }
       all.evict_late(layer, work, serial{});
     }
+    all.divide_again(chosen);
   }
   for (const index_t h : chosen) {
     all.count_measured(h);

@@ -78,6 +78,11 @@ class head_policies {
     return budget_within(policy_of(h),
                          std::min(slots + b.slack, kv_.head(h).capacity() - kept.count() - 1));
   }
+  /// The slots that `decode_limit` made `limit` of.
+  index_t shared_part(index_t h, const budget& limit) const {
+    const budget& b = at(h).limit;
+    return b.trigger > 0 ? limit.slots : limit.trigger_length() - 1 - b.slack;
+  }
   /// What a head that is held to `limit` is held to once `pinned` of its slots are kept: so many
   /// less, but no fewer than its policy needs.
   budget limit_without(index_t h, const budget& limit, index_t pinned) const {

@@ -245,7 +245,8 @@ class open_heads {
   void expect_own_pages(const char* call, index_t h, const budget& b, index_t tokens) const {
     if (kv.in_pages()) {
       const index_t length = kv.head(h).length();
-      const bool plans = b.reached(seen_length(h) + tokens) && policies.evicts(h);
+      const bool plans = policies.evicts(h) &&
+                         (b.reached(seen_length(h) + tokens) || new_scores(h).within(tokens));
       kv.expect_own_pages(call, h, plans ? of(h).kept.count() : length, length + tokens);
     }
   }
@@ -259,6 +260,28 @@ class open_heads {
   void or_recount(const head_selection& chosen, const auto& call) const {
     or_undo(call, [&] { count_pages(chosen); });
   }
+
+  // --------------------------------------------------------------------------- shared slots
+
+  /// When the slots that head `h` shares may be divided again.
+  kvmeld::new_scores new_scores(index_t h) const {
+    return policies.shares(h) ? declared(policies.policy_of(h)).new_scores(kv.head(h), of(h).state)
+                              : kvmeld::new_scores();
+  }
+  /// Divides again what the heads of a request share, of the requests of these heads in which all
+  /// have new scores: as they have once the last layer has made its step. Together they have as
+  /// many slots as before.
+  void divide_again(const head_selection& chosen) {
+    index_t last = -1;
+    for (index_t i = 0; i < chosen.count(); ++i) {
+      const index_t request = kv.request_of(chosen[i]);
+      if (request != last && new_scores(chosen[i]).are_there()) {
+        divide_again(request);
+        last = request;
+      }
+    }
+  }
+  void divide_again(index_t request);
 
   // --------------------------------------------------------------------------- the same tokens
 
@@ -411,6 +434,55 @@ void open_heads<P>::finish(index_t h, index_t slots, workspace& work) {
   });
   wake_or_rest(h);
   give_back(h, one.limit.trigger_length());
+}
+
+template <policy P>
+void open_heads<P>::divide_again(index_t request) {
+  std::vector<index_t> sharing, most;
+  std::int64_t all = 0, room = 0;
+  index_t longest = 0;
+  for (index_t i = 0; i < kv.per_request(); ++i) {
+    const index_t h = kv.of_request(request, i);
+    if (!policies.shares(h)) {
+      continue;
+    }
+    if (!new_scores(h).are_there() || (!sharing.empty() && of(h).tokens != of(sharing[0]).tokens)) {
+      return;
+    }
+    sharing.push_back(h);
+    most.push_back(policies.most_of(h, of(h).kept, 0));
+    room += most.back(), all += policies.shared_part(h, of(h).limit);
+    longest = std::max(longest, seen_length(h));
+  }
+  const auto count = static_cast<std::int64_t>(sharing.size());
+  const auto slots = static_cast<index_t>(all / count), rest = static_cast<index_t>(all % count);
+  const P& p = policies.policy_of(sharing[0]);
+  const auto shared = shared_slots::of(p);
+  std::vector<std::vector<float>> scores(sharing.size());
+  std::vector<float> of_slots(as_size(longest));
+  for (std::size_t i = 0; i < sharing.size(); ++i) {
+    const seen_head behind_seal = seen(sharing[i]);
+    const auto own = std::span(of_slots).first(as_size(behind_seal.head().length()));
+    declared(p).shared_scores(behind_seal.head(), of(sharing[i]).state, own);
+    add_shared_scores(behind_seal.head(), own, shared, scores[i]);
+  }
+  const auto most_scores = static_cast<index_t>(
+      std::ranges::max(scores, {}, [](const auto& s) { return s.size(); }).size());
+  if (most_scores <= slots - shared.own || all > room) {
+    return;  // every head can still hold all that it has, or was given more than its cap by hand
+  }
+  // A head may get more slots than it has at present: tokens are still to be appended.
+  longest = slots + shared.own + most_scores + 1;
+  const index_t of_layer = kv.head(sharing[0]).spec().kv_heads;
+  const auto divided =
+      policies.shares_by_layer(sharing[0]) && of_layer > 1
+          ? divide_by_layer(std::move(scores), of_layer, shared, slots, longest, most, rest)
+          : divide_slots(scores, shared, slots, longest, most, rest);
+  for (std::size_t i = 0; i < sharing.size(); ++i) {
+    const index_t h = sharing[i];
+    of(h).limit = policies.decode_limit(h, divided[i], of(h).kept);
+    give_back(h, of(h).limit.trigger_length());
+  }
 }
 
 template <policy P>

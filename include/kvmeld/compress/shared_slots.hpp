@@ -132,13 +132,14 @@ inline void add_shared_scores(const head_ref& head, std::span<const float> of_sl
   }
 }
 
-/// Slots `[heads]` by one threshold over the scores of each head, `slots` a head on average. No
-/// head gets more than the longest one holds, `longest` slots, nor more than its own `most [heads]`
-/// (at least `slots`; empty: any), and what it cannot take goes to the others. Where the longest is
-/// within `slots`, every head gets as many as it asked for, `slots`.
+/// Slots `[heads]` by one threshold over the scores of each head, `slots` a head on average and
+/// `rest` (fewer than there are heads) in addition. No head gets more than the longest one holds,
+/// `longest` slots, nor more than its own `most [heads]` (at least `slots`; empty: any), and what
+/// it cannot take goes to the others. Where the longest is within `slots`, every head gets as many
+/// as it asked for, `slots`.
 inline std::vector<index_t> divide_slots(const std::vector<std::vector<float>>& scores,
                                          const shared_slots& shared, index_t slots, index_t longest,
-                                         std::span<const index_t> most = {}) {
+                                         std::span<const index_t> most = {}, index_t rest = 0) {
   const auto heads = static_cast<index_t>(scores.size());
   if (longest <= slots) {
     return std::vector<index_t>(scores.size(), slots);
@@ -159,7 +160,8 @@ inline std::vector<index_t> divide_slots(const std::vector<std::vector<float>>& 
   for (std::size_t h = 0; h < most.size(); ++h) {
     own_most[h] = std::min(room, most[h] - shared.own);
   }
-  auto more = global_budgets(all, static_cast<index_t>(std::int64_t{heads} * mean), own_most);
+  const std::int64_t total = std::int64_t{heads} * mean + (mean < room ? rest : 0);
+  auto more = global_budgets(all, static_cast<index_t>(total), own_most);
   // No policy can do without one slot more than what it protects: the heads that have most give.
   for (auto fewest = std::min_element(more.begin(), more.end()); *fewest < shared.least && mean > 0;
        fewest = std::min_element(more.begin(), more.end())) {
@@ -177,7 +179,7 @@ inline std::vector<index_t> divide_slots(const std::vector<std::vector<float>>& 
 inline std::vector<index_t> divide_by_layer(std::vector<std::vector<float>> scores,
                                             index_t kv_heads, const shared_slots& shared,
                                             index_t slots, index_t longest,
-                                            std::span<const index_t> most = {}) {
+                                            std::span<const index_t> most = {}, index_t rest = 0) {
   std::vector<std::vector<float>> layers(scores.size() / as_size(kv_heads));
   for (std::size_t l = 0; l < layers.size(); ++l) {
     std::vector<float> count;
@@ -196,7 +198,7 @@ inline std::vector<index_t> divide_by_layer(std::vector<std::vector<float>> scor
   for (std::size_t h = 0; h < most.size(); h += as_size(kv_heads)) {
     of_layers.push_back(std::ranges::min(most.subspan(h, as_size(kv_heads))));
   }
-  for (const index_t n : divide_slots(layers, shared, slots, longest, of_layers)) {
+  for (const index_t n : divide_slots(layers, shared, slots, longest, of_layers, rest / kv_heads)) {
     of_heads.insert(of_heads.end(), as_size(kv_heads), n);
   }
   return of_heads;

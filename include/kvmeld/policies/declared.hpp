@@ -154,6 +154,10 @@ class declared {
             ": expected a policy with a score per slot for shared budgets, got one without");
     ask<detail::shared_scores_hook>(detail::nothing(), head, state, out);
   }
+  /// When decode gives all slots new scores.
+  kvmeld::new_scores new_scores(const head_ref& head, const head_state& state) const {
+    return ask<detail::new_scores_hook>(kvmeld::new_scores(), head, state);
+  }
   /// Does it take a decode step's attention into its state?
   bool uses_attention() const {
     return ask<detail::uses_attention_hook>(

@@ -744,6 +744,10 @@ struct fold {
   void shared_scores(const kv_head auto&, const head_state& state, std::span<float> out) const {
     std::ranges::copy(state.column(prompt_score), out.begin());
   }
+  kvmeld::new_scores new_scores(const kv_head auto& head, const head_state& state) const {
+    return rescores() ? kvmeld::new_scores{decode.rescore, memory_of(head, state).count_unscored()}
+                      : kvmeld::new_scores();
+  }
   index_t slots_beside_pins() const { return sinks + prompt_recent + clusters; }
   /// How many slots are pinned.
   detail::fold_pins pinned() const {

@@ -33,6 +33,16 @@ struct column {
   constexpr operator index_t() const { return at; }  // NOLINT: where columns are counted
 };
 
+/// Of a policy that scores all slots of a head anew every so many steps of decode.
+struct new_scores {
+  index_t every = 0;  ///< 0: it does not
+  index_t steps = 0;  ///< since it did so last
+
+  bool are_there() const { return every > 0 && steps == 0; }
+  /// Are they there within fewer steps than these?
+  bool within(index_t next) const { return every > 0 && every - steps < next; }
+};
+
 /// A policy's columns as states have them.
 template <class P>
 std::vector<slot_stat> slot_stats_of(const P& p) {
@@ -173,6 +183,9 @@ KVMELD_HOOK(shares, bool());
 KVMELD_HOOK(shared_scores,
             void(const head_ref& head, const head_state& state, std::span<float> out));
 
+/// When decode gives all slots new scores, by which heads share slots anew; default never.
+KVMELD_HOOK(new_scores, kvmeld::new_scores(const head_ref& head, const head_state& state));
+
 /// Which models it is for. Default: all that there is with a score, with a plan of its own all but
 /// `alibi` and `one_memory`.
 KVMELD_HOOK(supports, attention_support());
@@ -252,13 +265,12 @@ consteval bool are_well_declared() {
 }
 template <class P>
 consteval bool well_declared() {
-  const bool functions =
-      are_well_declared<P, plan_hook, protects_hook, validate_hook, columns_used_hook,
-                        column_count_hook, memory_hook, memory_follows_capacity_hook,
-                        min_budget_hook, accepts_hook, eviction_batch_hook, evicts_hook,
-                        supports_decode_hook, shares_hook, shared_scores_hook, supports_hook,
-                        needs_hook, uses_attention_hook, prompt_use_hook, observe_hook,
-                        decode_use_hook, update_memory_hook, after_compress_hook, mass_hook>();
+  const bool functions = are_well_declared<
+      P, plan_hook, protects_hook, validate_hook, columns_used_hook, column_count_hook, memory_hook,
+      memory_follows_capacity_hook, min_budget_hook, accepts_hook, eviction_batch_hook, evicts_hook,
+      supports_decode_hook, shares_hook, shared_scores_hook, new_scores_hook, supports_hook,
+      needs_hook, uses_attention_hook, prompt_use_hook, observe_hook, decode_use_hook,
+      update_memory_hook, after_compress_hook, mass_hook>();
   const bool columns =
       (!columns_hook::is_member<P> || requires { std::span<const column>(P::columns); }) &&
       (!slot_stats_hook::is_member<P> || requires(const P& p) { p.slot_stats().size(); });
