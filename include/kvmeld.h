@@ -314,6 +314,9 @@ typedef struct kvmeld_budget {
   int32_t most;    /**< shared: no head gets more; 0: what leaves it room in the cache */
   int32_t sharing; /**< KVMELD_EACH ... KVMELD_SAME_TOKENS */
   int32_t unused;  /**< 0; a later version's, which would otherwise lie in padding, never set */
+  /** In place of `slots` (0 then): bytes that the heads of a request, but those of layers with a
+   *  window, take at most between steps, with their states. */
+  int64_t bytes;
 } kvmeld_budget;
 
 /**

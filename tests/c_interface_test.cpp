@@ -51,7 +51,8 @@ class both {
     c_kv_ = kvmeld_cache_new(c.data(), c.size(), &extents, &error_);
     kvmeld_budget budget{};
     budget.size = sizeof budget;
-    budget.slots = b.slots, budget.trigger = b.trigger, budget.slack = b.slack;
+    budget.slots = b.slots, budget.trigger = b.trigger, budget.slack = b.slack,
+    budget.bytes = b.size;
     budget.sharing = b.is_shared ? KVMELD_SHARED : KVMELD_EACH;
     c_meld_ = kvmeld_compressor_new(c_kv_, policy.c_str(), &budget, KVMELD_STEP_ATTENDS, &error_);
     INFO(error_.message);
@@ -223,7 +224,8 @@ TEST_CASE("C interface: what a model computes is said in full", "[c]") {
   kvmeld::attention_spec cpp_window = cpp;
   c_window.window = cpp_window.window = 24;
   both x({c, c_window}, {cpp, cpp_window}, "h2o:recent=0.3",
-         kvmeld::budget::shared(slots, /*slack=*/8));
+         GENERATE(kvmeld::budget::shared(slots, /*slack=*/8),
+                  kvmeld::budget::shared_bytes(20'000, /*slack=*/8)));
   x.prompt(1, tokens);
   x.end_prompt(1);
   for (int t = 0; t < 12; ++t) {

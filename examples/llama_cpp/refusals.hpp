@@ -154,6 +154,8 @@ layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
   expects(given == 1 || given == layers || given == layers * heads,
           "llama.cpp: expected 1 budget, ", layers, " (one per layer) or ", layers * heads,
           " (one per KV head), got ", given);
+  expects(std::ranges::all_of(o.limits, [](const budget& b) { return b.size == 0; }),
+          "llama.cpp: expected budgets in slots, got one in bytes");
   setup.layers.assign(layers, kvmeld::declared(p).evicts() ? part::compressed : part::whole);
   for (const index_t l : o.untouched) {
     expects(l >= 0 && l < std::ssize(setup.layers), "llama.cpp: expected untouched layers 0 to ",

@@ -2,6 +2,7 @@
 /// How many slots a head may hold.
 #pragma once
 
+#include <cstdint>
 #include <limits>  // std::numeric_limits
 
 #include "kvmeld/config.hpp"
@@ -20,6 +21,9 @@ struct budget {
   bool is_shared = false;  ///< `slots` are a head's on average, divided over the model by scores
   bool by_layer = false;   ///< shared, and equal for the heads of a layer
   bool alike = false;      ///< by layer, and its heads keep the same tokens
+  /// In place of `slots`, which a `compressor` finds: bytes that the heads of a request, but those
+  /// of layers with a window, take at most between steps, with their states.
+  std::int64_t size = 0;
 
   /// `slots` a head on average, divided over all heads of the model by one threshold over their
   /// scores; `slack` more for each after the prompt. No head gets more than `most`; what it cannot
@@ -40,6 +44,18 @@ struct budget {
   static constexpr budget same_tokens(index_t slots, index_t slack = 0, index_t most = 0) {
     return {slots, 0, slack, most, true, true, true};
   }
+
+  /// As many slots as `n` bytes of a request have room for, the same for every head, or on average
+  /// of a head where they share them: rows in the cache's storage, log-mass, positions, and what
+  /// the policy keeps while it decodes. `bytes_in_half(kv, tokens)` is what a share is taken of.
+  /// @{
+  static constexpr budget bytes(std::int64_t n, index_t slack = 0) {
+    return {.slack = slack, .size = n};
+  }
+  static constexpr budget shared_bytes(std::int64_t n, index_t slack = 0) {
+    return {.slack = slack, .is_shared = true, .size = n};
+  }
+  /// @}
 
   /// Slots at which a head is compressed; for a budget of all positions, that many.
   index_t trigger_length() const {

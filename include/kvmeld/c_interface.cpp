@@ -643,7 +643,8 @@ kvmeld_compressor* kvmeld_compressor_new(kvmeld_cache* cache, const char* policy
                       .most = b.most,
                       .is_shared = sharing >= KVMELD_SHARED,
                       .by_layer = sharing >= KVMELD_SHARED_BY_LAYER,
-                      .alike = sharing == KVMELD_SAME_TOKENS};
+                      .alike = sharing == KVMELD_SAME_TOKENS,
+                      .size = b.bytes};
     const observation_needs step = needs_of_flags(given_by_caller);
     const any p = make_policy<any>(&given(call, "a policy's text", policy));
     return std::visit([&](auto& c) { return new kvmeld_compressor(kv, c, p, held, step); }, *kv);

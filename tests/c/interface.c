@@ -700,7 +700,7 @@ static void ends_without_padding(void) {
   ENDS_WITH(kvmeld_page_tables, stride);
   ENDS_WITH(kvmeld_head, value_row);
   ENDS_WITH(kvmeld_policy_needs, unused);
-  ENDS_WITH(kvmeld_budget, unused);
+  ENDS_WITH(kvmeld_budget, bytes);
   ENDS_WITH(kvmeld_executor, context);
   ENDS_WITH(kvmeld_queries, hidden_norm_count);
   ENDS_WITH(kvmeld_step_input, position_count);

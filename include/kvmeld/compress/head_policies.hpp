@@ -3,7 +3,7 @@
 /// window.
 #pragma once
 
-#include <algorithm>  // std::min, std::max
+#include <algorithm>  // std::min, std::max, std::ranges::any_of
 #include <optional>
 #include <span>
 #include <string_view>
@@ -11,6 +11,7 @@
 
 #include "kvmeld/compress/kept_slots.hpp"
 #include "kvmeld/compress/shared_slots.hpp"
+#include "kvmeld/compress/slots_in_bytes.hpp"
 #include "kvmeld/memory/view.hpp"
 #include "kvmeld/policies/declared.hpp"
 
@@ -192,6 +193,20 @@ head_policies<P>::head_policies(const cache_ref& kv, std::span<const P> policies
   const auto of = [](const auto& one_or_each, index_t i) -> const auto& {
     return one_or_each[one_or_each.size() == 1 ? 0 : as_size(i)];
   };
+  budget found;
+  if (std::ranges::any_of(budgets, [](const budget& b) { return b.size != 0; })) {
+    const budget& b = budgets.front();
+    expects(budgets.size() == 1 && policies.size() == 1,
+            "compressor: expected one policy and one budget for all heads where it is in bytes, "
+            "got ",
+            policies.size(), " and ", budgets.size());
+    expects(b.slots == 0 && b.trigger == 0,
+            "compressor: expected bytes without slots and trigger, got ", b.slots, " and ",
+            b.trigger, " slots");
+    declared(policies.front()).validate();
+    found = in_slots(b, policies.front(), kv_);
+    budgets = {&found, 1};
+  }
   const P* sharing = nullptr;  // the policy of the head before
   const index_t of_layer = kv_.head(0).spec().kv_heads;
   for (index_t i = 0; i < kv_.per_request(); ++i) {
