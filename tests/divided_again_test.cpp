@@ -152,6 +152,39 @@ TEST_CASE("a request goes on alike in a copy and after save and load, divided ag
   }
 }
 
+TEST_CASE("a part of the last layer divides nothing, until compress is called for all of it") {
+  model_cache kv(300), parts(300);
+  kvmeld::compressor meld(kv, scoring(), budget::shared(slots)),
+      split(parts, scoring(), budget::shared(slots));
+  const auto row = [](const std::vector<float>& x, index_t i, index_t each) {
+    return std::span(x).subspan(static_cast<std::size_t>(i * each), static_cast<std::size_t>(each));
+  };
+  for (index_t t = 0; t < 3 * slots; ++t) {
+    const auto rows = token();
+    const std::vector<index_t> before = parts_of(split, 0);
+    step(meld, 0, rows);
+    for (index_t l = 0; l < layers_of; ++l) {
+      const auto at = static_cast<std::size_t>(3 * l);
+      for (index_t i = 0; i < kv_heads_of; ++i) {
+        const index_t next = t;
+        std::vector<float> out(static_cast<std::size_t>(group * dim));
+        split.step(kvmeld::head_range{model_cache::of(l, 0).first + i, 1},
+                   {row(rows[at], i, group * dim),
+                    row(rows[at + 1], i, dim),
+                    row(rows[at + 2], i, dim),
+                    {&next, 1}},
+                   out);
+      }
+    }
+    REQUIRE(parts_of(split, 0) == before);
+    split.compress(model_cache::of(layers_of - 1, 0));
+    REQUIRE(parts_of(split, 0) == parts_of(meld, 0));
+  }
+  for (const index_t h : heads_of(0)) {
+    CHECK(same_head(kv.head(h), parts.head(h)));
+  }
+}
+
 TEST_CASE("equal slots for a layer's heads stay equal when they are divided again") {
   model_cache kv(300);
   kvmeld::compressor meld(kv, scoring(), budget::shared_by_layer(slots));

@@ -88,8 +88,8 @@ inline std::vector<score> ruler(const engine::decoder& model, const engine::toke
 }
 
 /// Text and question are decoded token by token from an empty cache: 1 or 0 for each contender, the
-/// true answer's nats, and KL over the text after its first quarter. All of them side by side, and
-/// the full cache: the weights, most of what a token reads, are read once.
+/// true answer's nats, and KL from the first one's, the full cache, over the text after its first
+/// quarter. All of them side by side: the weights, most of what a token reads, are read once.
 inline std::vector<score> stream_needle(const engine::decoder& model,
                                         const engine::tokenizer& tokens, const needle_text& text,
                                         std::span<const contender> contenders) {
@@ -97,15 +97,13 @@ inline std::vector<score> stream_needle(const engine::decoder& model,
       static_cast<index_t>(text.body.size() + text.question.size() + text.value.size() + 3);
   std::vector<compressed_decoder> decoders;
   std::vector<compressed_decoder*> all;
-  decoders.reserve(contenders.size() + 1);  // they stay where they are
+  decoders.reserve(contenders.size());  // they stay where they are
   for (const contender& c : contenders) {
     all.push_back(&decoders.emplace_back(model, c, most));
   }
   const auto row = [](const row_major_matrix& all_rows, std::size_t i) {
     return all_rows.row(static_cast<Eigen::Index>(i));
   };
-  const contender full{.policy = full_cache(), .limit = {most}};
-  all.push_back(&decoders.emplace_back(model, full, most));
   std::vector<double> kl(contenders.size(), 0);
   engine::decoder::scratch work;
   row_major_matrix logits;
@@ -113,11 +111,10 @@ inline std::vector<score> stream_needle(const engine::decoder& model,
   for (std::size_t t = 0; t < text.body.size() && !interrupted; ++t) {
     compressed_decoder::next(all, std::vector<int>(all.size(), text.body[t]), work, logits);
     for (std::size_t i = 0; i < kl.size() && t >= first; ++i) {
-      kl[i] += kl_divergence(row(logits, kl.size()), row(logits, i)) /
+      kl[i] += kl_divergence(row(logits, 0), row(logits, i)) /
                static_cast<double>(text.body.size() - first);
     }
   }
-  all.pop_back();
   for (std::size_t t = 0; t < text.question.size() && !interrupted; ++t) {
     compressed_decoder::next(all, std::vector<int>(all.size(), text.question[t]), work, logits);
   }

@@ -117,26 +117,36 @@ std::vector<task> make_tasks(const options& o, const plan& todo, const engine::d
 std::optional<task_outcome> run_task(const task& t, const options& o, const plan& todo,
                                      const workers& on, progress& bar,
                                      std::vector<std::string>& notes) {
-  const double weight = weight::of_task(o, todo, t), first = o.samples * (t.reading + t.scoring);
-  bar.stage(t.name + ": full cache", first);
+  const double weight = weight::of_task(o, todo, t);
   contender full = todo.full;
   full.index = 0;
-  task_outcome result{.name = t.name,
-                      .measure = t.measure,
-                      .samples = o.samples,
-                      .full = mean_scores(t, o, std::span(&todo.policies[todo.full.index], 1),
-                                          std::span(&full, 1), on)
-                                  .front()};
-  bar.stage(t.name, weight - first);
-  const double inside = result.full.inside.value_or(result.full.after);
-  if (t.measure == task_measure::points && std::min(result.full.after, inside) < 0.5) {
-    notes.push_back(
-        fmt::format("{} is left out: the full cache answers {:.0f} % after and {:.0f} "
-                    "% inside the prompt (expected: 50 %)",
-                    t.name, 100 * result.full.after, 100 * inside));
-    return {};
-  }
+  task_outcome result{.name = t.name, .measure = t.measure, .samples = o.samples, .full = {}};
+  const auto too_few = [&] {
+    const double inside = result.full.inside.value_or(result.full.after);
+    const bool few = t.measure == task_measure::points && std::min(result.full.after, inside) < 0.5;
+    if (few) {
+      notes.push_back(
+          fmt::format("{} is left out: the full cache answers {:.0f} % after and {:.0f} "
+                      "% inside the prompt (expected: 50 %)",
+                      t.name, 100 * result.full.after, 100 * inside));
+    }
+    return few;
+  };
   std::vector<contender> contenders;
+  if (t.from_empty) {
+    contenders.push_back(full);  // decoded side by side with the others
+    bar.stage(t.name, weight);
+  } else {
+    const double first = o.samples * (t.reading + t.scoring);
+    bar.stage(t.name + ": full cache", first);
+    result.full =
+        mean_scores(t, o, std::span(&todo.policies[todo.full.index], 1), std::span(&full, 1), on)
+            .front();
+    bar.stage(t.name, weight - first);
+    if (too_few()) {
+      return {};
+    }
+  }
   for (const entry* const e : entries_of(todo)) {
     if (takes_part(t, *e)) {
       contenders.push_back(e->chosen);
@@ -144,6 +154,12 @@ std::optional<task_outcome> run_task(const task& t, const options& o, const plan
   }
   const auto scores = mean_scores(t, o, todo.policies, contenders, on);
   auto next = scores.begin();
+  if (t.from_empty) {
+    result.full = *next++;
+    if (too_few()) {
+      return {};
+    }
+  }
   for (const entry* const e : entries_of(todo)) {
     result.entries.push_back(takes_part(t, *e) ? std::optional(*next++) : std::nullopt);
   }

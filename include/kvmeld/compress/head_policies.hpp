@@ -48,6 +48,10 @@ class head_policies {
   }
   /// Do the scores of all layers decide how many slots head `h` has?
   bool shares(index_t h) const { return !is_cut(h) && at(h).limit.is_shared; }
+  /// Is it of the last layer whose heads do?
+  bool in_last_shared(index_t h) const {
+    return shares(h) && kv_.in_request(h) / kv_.head(h).spec().kv_heads == last_shared_;
+  }
   /// Are they equal for the heads of a layer?
   bool shares_by_layer(index_t h) const { return shares(h) && at(h).limit.by_layer; }
   /// Do heads of layers without a window keep the same tokens?
@@ -179,6 +183,7 @@ class head_policies {
   observation_needs given_;        // by an engine with its own attention
   std::vector<own> of_request_;    // [layers · kv_heads]
   index_t compressed_layers_ = 0;  // those without a window
+  index_t last_shared_ = -1;       // the last layer whose heads share slots
   bool alike_ = false;
 };
 
@@ -241,6 +246,7 @@ head_policies<P>::head_policies(const cache_ref& kv, std::span<const P> policies
             " (their scores are of different units, or kept elsewhere)");
     sharing = &p;
     if (b.is_shared) {
+      last_shared_ = i / of_layer;
       added.policy = for_shared(p, b.slots, b.slack, b.alike);
     }
     alike_ = b.is_shared && b.alike && of_layer > 1;

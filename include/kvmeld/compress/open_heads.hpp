@@ -268,16 +268,16 @@ class open_heads {
     return policies.shares(h) ? declared(policies.policy_of(h)).new_scores(kv.head(h), of(h).state)
                               : kvmeld::new_scores();
   }
-  /// Divides again what the heads of a request share, of the requests of these heads in which all
-  /// have new scores: as they have once the last layer has made its step. Together they have as
-  /// many slots as before.
+  /// Divides again what the heads of a request share, of the requests whose last layer is among
+  /// these heads, if all heads have new scores by now. Together they have as many slots as before.
+  /// Not where a part of the layer is: other threads may be at work on the others.
   void divide_again(const head_selection& chosen) {
-    index_t last = -1;
-    for (index_t i = 0; i < chosen.count(); ++i) {
-      const index_t request = kv.request_of(chosen[i]);
-      if (request != last && new_scores(chosen[i]).are_there()) {
-        divide_again(request);
-        last = request;
+    const index_t of_layer = kv.head(0).spec().kv_heads;
+    for (index_t i = 0; i + of_layer <= chosen.count(); ++i) {
+      const index_t h = chosen[i];
+      if (kv.in_request(h) % of_layer == 0 && chosen[i + of_layer - 1] == h + of_layer - 1 &&
+          policies.in_last_shared(h) && new_scores(h).are_there()) {
+        divide_again(kv.request_of(h));
       }
     }
   }

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT
+// What a request's keys and values take, by storage and budget: no model is needed.
+//
+//     sizes --layers 32 --kv-heads 8 --dim 128 --tokens 32768          Llama 3.1 8B
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <vector>
+
+#include "kvmeld/kvmeld.hpp"
+
+namespace {
+
+using kvmeld::index_t;
+using kvmeld::storage;
+
+struct row_format {
+  const char* name;
+  kvmeld::storage_pair type;
+};
+
+double mib(double bytes) { return bytes / 1048576.0; }
+
+/// Slots of a head on average, as a compressor finds them.
+index_t slots_in(std::int64_t bytes, const kvmeld::attention_spec& layer, index_t layers,
+                 index_t tokens, const row_format& rows) {
+  kvmeld::cache kv(layer, {.layers = layers,
+                           .capacity = tokens + 1,
+                           .keys = rows.type.keys,
+                           .values = rows.type.values,
+                           .newest = rows.type.newest});
+  const kvmeld::compressor meld(kv, kvmeld::any_policy(kvmeld::fold{}),
+                                kvmeld::budget::shared_bytes(bytes));
+  return meld.limit(0).trigger_length() - 1;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) try {
+  index_t layers = 32, kv_heads = 8, group = 4, dim = 128, tokens = 32768;
+  CLI::App app("Bytes of a request's keys and values, by storage and budget.", "sizes");
+  app.option_defaults()->always_capture_default()->check(CLI::Range(1, 1 << 24));
+  app.add_option("--layers", layers, "that attend to all tokens");
+  app.add_option("--kv-heads", kv_heads, "of a layer");
+  app.add_option("--group", group, "query heads per KV head");
+  app.add_option("--dim", dim, "of a head");
+  app.add_option("--tokens", tokens, "of a request");
+  CLI11_PARSE(app, count, arguments);
+
+  const kvmeld::attention_spec layer{.kv_heads = kv_heads, .group = group, .key_dim = dim};
+  kvmeld::cache kv(layer, {.layers = layers, .capacity = tokens + 1});
+  const auto half = kvmeld::bytes_in_half(kv, tokens);
+  std::printf("%d tokens in 16 bits: %.0f MiB. fold, a shared budget, its state included:\n\n",
+              tokens, mib(static_cast<double>(half)));
+  std::printf("%-6s %9s  slots per head in\n", "rows", "all, MiB");
+  std::printf("%-6s %9s %9s %9s %9s\n", "", "", "20 %", "10 %", "5 %");
+  for (const row_format& rows : {row_format{"f16", storage::f16},
+                                 {"q8_0", storage::q8_0},
+                                 {"k8v4", {storage::k8, storage::q4_0, 16}},
+                                 {"k6v4", {storage::k6, storage::q4_0, 16}},
+                                 {"k4v4", {storage::k4, storage::q4_0, 16}}}) {
+    const auto all =
+        static_cast<double>(kvmeld::head_bytes(rows.type, dim, dim, tokens)) * kv_heads * layers;
+    std::printf("%-6s %9.0f", rows.name, mib(all));
+    for (const double share : {0.2, 0.1, 0.05}) {
+      const auto bytes = static_cast<std::int64_t>(share * static_cast<double>(half));
+      std::printf(" %9d", slots_in(bytes, layer, layers, tokens, rows));
+    }
+    std::printf("\n");
+  }
+  return 0;
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "sizes: %s\n", e.what());
+  return 2;
+}
