@@ -4,6 +4,7 @@
 //     sizes --layers 32 --kv-heads 8 --dim 128 --tokens 32768          Llama 3.1 8B
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <string>
 #include <vector>
 
 #include "kvmeld/kvmeld.hpp"
@@ -20,17 +21,21 @@ struct row_format {
 
 double mib(double bytes) { return bytes / 1048576.0; }
 
-/// Slots of a head on average, as a compressor finds them.
-index_t slots_in(std::int64_t bytes, const kvmeld::attention_spec& layer, index_t layers,
-                 index_t tokens, const row_format& rows) {
+/// Slots of a head on average, as a compressor finds them; "-": too few.
+std::string slots_in(std::int64_t bytes, const kvmeld::attention_spec& layer, index_t layers,
+                     index_t tokens, const row_format& rows) {
   kvmeld::cache kv(layer, {.layers = layers,
                            .capacity = tokens + 1,
                            .keys = rows.type.keys,
                            .values = rows.type.values,
                            .newest = rows.type.newest});
-  const kvmeld::compressor meld(kv, kvmeld::any_policy(kvmeld::fold{}),
-                                kvmeld::budget::shared_bytes(bytes));
-  return meld.limit(0).trigger_length() - 1;
+  try {
+    const kvmeld::compressor meld(kv, kvmeld::any_policy(kvmeld::fold{}),
+                                  kvmeld::budget::shared_bytes(bytes));
+    return std::to_string(meld.limit(0).trigger_length() - 1);
+  } catch (const kvmeld::error&) {
+    return "-";
+  }
 }
 
 }  // namespace
@@ -38,12 +43,14 @@ index_t slots_in(std::int64_t bytes, const kvmeld::attention_spec& layer, index_
 int main(int count, char** arguments) try {
   index_t layers = 32, kv_heads = 8, group = 4, dim = 128, tokens = 32768;
   CLI::App app("Bytes of a request's keys and values, by storage and budget.", "sizes");
-  app.option_defaults()->always_capture_default()->check(CLI::Range(1, 1 << 24));
-  app.add_option("--layers", layers, "that attend to all tokens");
-  app.add_option("--kv-heads", kv_heads, "of a layer");
-  app.add_option("--group", group, "query heads per KV head");
-  app.add_option("--dim", dim, "of a head");
-  app.add_option("--tokens", tokens, "of a request");
+  const auto add = [&](const char* name, index_t& value, const char* meaning) {
+    app.add_option(name, value, meaning)->check(CLI::Range(1, 1 << 24))->capture_default_str();
+  };
+  add("--layers", layers, "that attend to all tokens");
+  add("--kv-heads", kv_heads, "of a layer");
+  add("--group", group, "query heads per KV head");
+  add("--dim", dim, "of a head");
+  add("--tokens", tokens, "of a request");
   CLI11_PARSE(app, count, arguments);
 
   const kvmeld::attention_spec layer{.kv_heads = kv_heads, .group = group, .key_dim = dim};
@@ -63,7 +70,7 @@ int main(int count, char** arguments) try {
     std::printf("%-6s %9.0f", rows.name, mib(all));
     for (const double share : {0.2, 0.1, 0.05}) {
       const auto bytes = static_cast<std::int64_t>(share * static_cast<double>(half));
-      std::printf(" %9d", slots_in(bytes, layer, layers, tokens, rows));
+      std::printf(" %9s", slots_in(bytes, layer, layers, tokens, rows).c_str());
     }
     std::printf("\n");
   }

@@ -105,6 +105,19 @@ TEST_CASE("a budget in bytes is kept, and a slot more a head would not fit") {
   }
 }
 
+TEST_CASE("a tenth of a prompt's bytes is a tenth of its slots, less what the state takes") {
+  kvmeld::attention_spec model{.kv_heads = 8, .group = 4, .key_dim = 128};
+  kvmeld::cache kv(model, {.layers = 32,
+                           .capacity = 4097,
+                           .keys = kvmeld::storage::f16,
+                           .values = kvmeld::storage::f16});
+  const auto bytes = kvmeld::bytes_in_half(kv, 4096) / 10;
+  const kvmeld::compressor meld(kv, kvmeld::fold{}, budget::shared_bytes(bytes));
+  const index_t slots = meld.limit(0).trigger_length() - 1;
+  CHECK(slots > 330);
+  CHECK(slots < 400);
+}
+
 TEST_CASE("a budget of more bytes than a cache can hold keeps all that it can") {
   kvmeld::cache kv = made(kvmeld::storage::f32);
   kvmeld::compressor meld(kv, kvmeld::h2o{}, budget::bytes(std::int64_t{1} << 40));
@@ -129,9 +142,13 @@ TEST_CASE("bytes_in_half: two bytes a number of every layer without a window") {
 TEST_CASE("budgets in bytes that cannot be are refused") {
   kvmeld::cache kv = made(kvmeld::storage::f32);
   using kvmeld::compressor, kvmeld::fold, kvmeld::h2o;
-  CHECK_THROWS_WITH(
-      compressor(kv, h2o{}, budget::bytes(100)),
-      Contains("compressor: expected a budget of at least ") && Contains(" heads), got 100"));
+  CHECK_THROWS_WITH(compressor(kv, h2o{}, budget::bytes(100)),
+                    Contains("compressor: expected a budget of at least ") &&
+                        Contains(" heads, and its slack), got 100"));
+  CHECK_THROWS_WITH(compressor(kv, h2o{}, budget::bytes(2'000)),
+                    Contains("h2o: expected a budget of at least "));
+  CHECK_THROWS_WITH(compressor(kv, fold{}, budget::shared_bytes(7'000)),
+                    Contains("fold: expected at least ") && Contains(" slots to share, got "));
   CHECK_THROWS_WITH(compressor(kv, h2o{}, budget::bytes(-5)), Contains(", got -5"));
   CHECK_THROWS_WITH(compressor(kv, h2o{}, budget{.slots = 5, .size = 100'000}),
                     Contains("expected bytes without slots and trigger, got 5 and 0"));

@@ -29,7 +29,7 @@ namespace detail {
 
 /// The slots of `b`, of which all heads of a request without a window, in all with their slack and
 /// states, take at most its bytes; no more than a head has room for.
-/// Refused: fewer bytes than the policy's least budget takes.
+/// Refused: fewer bytes than a slot of each head takes.
 template <policy P>
 budget in_slots(budget b, const P& p, const cache_ref& kv) {
   index_t heads = 0, any = 0;
@@ -52,11 +52,10 @@ budget in_slots(budget b, const P& p, const cache_ref& kv) {
                              sizeof(float) * memory;
     return static_cast<std::int64_t>(each) * heads;
   };
-  const index_t least = declared(q).min_budget();
-  expects(bytes_of(least) <= b.size, "compressor: expected a budget of at least ", bytes_of(least),
-          " bytes (", least, " slots in each of ", heads, " heads), got ", b.size);
-  b.slots = least;
-  for (index_t above = std::max(room, least) + 1; b.slots + 1 < above;) {
+  expects(bytes_of(1) <= b.size, "compressor: expected a budget of at least ", bytes_of(1),
+          " bytes (a slot in each of ", heads, " heads, and its slack), got ", b.size);
+  b.slots = 1;  // whether the policy can do with as many as are found, its own check says
+  for (index_t above = std::max(room, 1) + 1; b.slots + 1 < above;) {
     const index_t slots = b.slots + (above - b.slots) / 2;
     (bytes_of(slots) <= b.size ? b.slots : above) = slots;
   }
