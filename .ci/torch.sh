@@ -45,7 +45,7 @@ build_torch() {
     ! grep -qxF "KVMELD_BUILD:PATH=${KVMELD_BUILD:-}" "$dir/CMakeCache.txt"; then
     rm -f "$dir/CMakeCache.txt" # of another place
     cmake -S "$root/examples/torch" -B "$dir" -G Ninja -DPython_EXECUTABLE="$torch/venv/bin/python" \
-      -DCMAKE_CXX_FLAGS="-march=native" -DKVMELD_BUILD="${KVMELD_BUILD:-}" >"$log" 2>&1 || fail "$log" "cmake could not configure $dir:"
+      -DKVMELD_BUILD="${KVMELD_BUILD:-}" >"$log" 2>&1 || fail "$log" "cmake could not configure $dir:"
   fi
   NINJA_STATUS='[%f/%t] ' ninja -C "$dir" -j "$jobs" kvmeld_torch step_bench \
     ${KVMELD_TORCH_TESTS:+kvmeld_torch_emulated kvmeld_torch_compressed} 2>&1 | follow_ninja "$log" ||

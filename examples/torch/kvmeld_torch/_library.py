@@ -2,22 +2,33 @@
 """torch.ops.kvmeld: the operators of csrc/, and what torch.compile has to know of them."""
 
 import os
+from importlib.resources import files
 from pathlib import Path
 
 import torch
 
 
 def path() -> Path:
-    """Where the built library is."""
+    """Where the built library is: beside this file where pip installed both."""
+    name = "libkvmeld_torch.so"
+    installed = files(__package__) / name
+    built = Path(__file__).parents[3] / "build/torch/extension" / name
     named = os.environ.get("KVMELD_TORCH_LIBRARY")
-    built = Path(__file__).parents[3] / "build/torch/extension/libkvmeld_torch.so"
-    path = Path(named) if named else built
+    path = Path(named) if named else Path(str(installed)) if installed.is_file() else built
     if not path.exists():
-        raise ImportError(f"kvmeld_torch: expected {path}; `bash examples/torch/run` builds it")
+        raise ImportError(f"kvmeld_torch: expected {path}; `pip install ./examples/torch` builds it")
     return path
 
 
-torch.ops.load_library(str(path()))
+def load(path: Path) -> None:
+    """The library at `path`, if it was built with this PyTorch, on whose C++ it depends."""
+    built, found = path.with_name("torch_version.txt").read_text().strip(), torch.__version__
+    if built.split(".")[:2] != found.split(".")[:2]:
+        raise ImportError(f"kvmeld_torch: expected PyTorch {built}, which it was built with, got {found}")
+    torch.ops.load_library(str(path))
+
+
+load(path())
 
 
 def _same_device(*tensors: torch.Tensor | None) -> None:
