@@ -33,6 +33,11 @@ def text() -> list[int]:
     return tokens.encode((ROOT / "examples/models/held-out.txt").read_text()[20_000:26_000])
 
 
+@pytest.fixture(scope="session")
+def guide() -> str:
+    return (ROOT / "docs/how-to/pytorch.md").read_text()
+
+
 def load(attention: str, dtype: torch.dtype = torch.float32):
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging

@@ -3,6 +3,7 @@
 
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.bloom import modeling_bloom
 
 SIZE = {
     "vocab_size": 128,
@@ -93,6 +94,11 @@ FAMILIES = {
         "shared_intermediate_size": 64,
     },
 }
+
+MASK_FIRST = hasattr(modeling_bloom, "create_causal_mask")  # since transformers 5.2
+ALIBI = ["bloom", "mpt"] if MASK_FIRST else []
+if not MASK_FIRST:
+    del FAMILIES["bloom"], FAMILIES["mpt"]
 
 
 def made(family: str, attention: str, dtype: torch.dtype = torch.float32, **more) -> PreTrainedModel:

@@ -137,6 +137,17 @@ def test_models_in_16_bits(text, dtype):
     torch.testing.assert_close(logits["mine"], logits["full"], atol=0.3 if dtype == torch.bfloat16 else 0.04, rtol=0)
 
 
+def test_autocast_rounds_as_it_does_the_full_cache(model, plain, text):
+    x = torch.tensor([text[:120]])
+    logits = {}
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for name, m, cache in (("mine", model, Cache("fold", 200)), ("full", plain, DynamicCache())):
+            m(x[:, :80], past_key_values=cache)
+            m(x[:, 80:110], past_key_values=cache)
+            logits[name] = torch.cat([m(t, past_key_values=cache).logits for t in x[:, 110:].split(1, 1)], 1).float()
+    torch.testing.assert_close(logits["mine"], logits["full"], atol=0.3, rtol=0)
+
+
 def test_beams_move_with_their_caches(model, plain, text):
     options = GREEDY | {"num_beams": 3, "max_new_tokens": 12}
     x = torch.tensor([text[:80], text[300:380]])
@@ -191,7 +202,7 @@ def test_attention_of_a_later_prompt_is_that_of_its_tokens_in_turn():
     cache.length[:] = torch.tensor([5, 20, 11])  # ragged, as after budgets of their own
     cache.seen[:] = 40
     q, k, v = (torch.randn(heads, *n, tokens, dim) for n in ((group,), (), ()))
-    config = LlamaConfig(num_attention_heads=heads * group, num_key_value_heads=heads, head_dim=dim)
+    config = LlamaConfig(hidden_size=48, num_attention_heads=heads * group, num_key_value_heads=heads, head_dim=dim)
     own = Own(LlamaAttention(config, 0), dim**-0.5, {})
     out = later_prompt(own, cache, q, k, v)
     for t in range(tokens):

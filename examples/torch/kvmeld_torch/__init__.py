@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """kvmeld's cache compression inside PyTorch and transformers."""
 
+from . import _versions  # noqa: F401  # before what another version cannot import
 from ._library import ops
 from .cache import Cache
 from .drafts import drafts

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ._versions import cache_of
 from .attention import attention
 
 _TOKENS = 12
@@ -23,12 +24,13 @@ def _bloom(self: nn.Module, hidden_states: Tensor, residual: Tensor, attention_m
     return residual + self.dense(out.flatten(2)), None
 
 
-def _mpt(self: nn.Module, hidden_states: Tensor, attention_mask: Tensor, past_key_values=None, **_):
+def _mpt(self: nn.Module, hidden_states: Tensor, attention_mask: Tensor, **given):
     mixed = self.Wqkv(hidden_states)
     mixed = mixed.clamp(-self.clip_qkv, self.clip_qkv) if self.clip_qkv else mixed
     query, key, value = (x.unflatten(2, (self.n_heads, -1)).transpose(1, 2) for x in mixed.chunk(3, 2))
-    if past_key_values is not None:
-        key, value = past_key_values.update(key, value, self.layer_idx)
+    cache = cache_of(given)
+    if cache is not None:
+        key, value = cache.update(key, value, self.layer_idx)
     seen = None if attention_mask is None else ~attention_mask
     out = attention(self, query, key, value, seen, scaling=self.softmax_scale, slopes=self.slopes)[0]
     return self.out_proj(out.flatten(2)), None

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: MIT
 """attn_implementation="kvmeld": prompts by the model's own attention, decode steps by kvmeld's operator."""
 
+import importlib
 import sys
 from collections.abc import Iterator
-from weakref import WeakKeyDictionary
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +20,12 @@ from .spec import Spec
 
 _BLOCK = 128  # queries of a prompt at a time, where their logits are all in memory
 
+_CHOOSE_A_CLASS = ("diffllama", "falcon", "gpt_neo", "gptj", "nemotron")
+
 _HIDDEN = -6e4  # added to a logit that does not count, in any dtype
 
-_OWNER = "_kvmeld_layer"  # of a key tensor: the cache layer that it came through
+# Keys that a module has just handed to a cache, the cache's layer, and the module's. (It may pass on others made of them.)
+_updated: ContextVar[tuple[ref[Tensor], Any, int] | None] = ContextVar("updated", default=None)
 _by_sdpa: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
@@ -28,10 +34,18 @@ def has_interface(code: str) -> bool:
     return hasattr(sys.modules.get(code), "eager_attention_forward")
 
 
-def attach(keys: Tensor, layer) -> Tensor:
-    """Tells the attention that follows which layer's cache these keys are for."""
-    setattr(keys, _OWNER, layer)
-    return keys
+def attach(keys: Tensor, layer: Any, index: int) -> None:
+    """Tells the attention that follows, of that layer, whose cache its new rows are for."""
+    _updated.set((ref(keys), layer, index))
+
+
+def _attached(module: nn.Module) -> Any:
+    updated = _updated.get()
+    if updated is None:
+        return None
+    _updated.set(None)
+    keys, layer, index = updated
+    return layer if keys() is not None and index == getattr(module, "layer_idx", None) else None
 
 
 def attention(
@@ -51,7 +65,7 @@ def attention(
     out = rotation.noted(module, query, key, value)
     if out is not None:
         return out, None
-    layer = getattr(key, _OWNER, None)
+    layer = _attached(module)
     told = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if told is None else told
     if layer is None and not causal:
@@ -124,10 +138,11 @@ class Own:
             return True
         found = _by_sdpa.get(self.module)
         if found is None:
-            off = [
-                (sdpa_attention_forward(self.module, *x, None, 0.0, self.scaling)[0] - self.eager(*x)).abs().max()
-                for x in _random_rows(query, key, value, self.scaling)
-            ]
+            with unrounded(query):
+                off = [
+                    (sdpa_attention_forward(self.module, *x, None, 0.0, self.scaling)[0] - self.eager(*x)).abs().max()
+                    for x in _random_rows(query, key, value, self.scaling)
+                ]
             found = _by_sdpa[self.module] = bool(max(off) < _ROUNDING)
         return found
 
@@ -136,13 +151,19 @@ class Own:
         for q, k, v in _random_rows(query, key, value, self.scaling):
             heads = Heads.over(Policy("full_cache"), spec, k[0], v[0], tokens=k.shape[2])
             mine = heads.attend(q[0, :, -1].unflatten(0, (k.shape[1], -1)).contiguous())[0].flatten()
-            own = self.eager(q, k, v)[0, -1].flatten()
+            with unrounded(query):
+                own = self.eager(q, k, v)[0, -1].flatten()
             worst = int((mine - own).abs().argmax())
             if not (mine - own)[worst].abs() <= _ROUNDING:
                 raise RuntimeError(
                     f"kvmeld: {type(self.module).__name__}: expected the outputs of its own attention, such as "
                     f"{own[worst]:.5g}, got {mine[worst]:.5g}"
                 )
+
+
+def unrounded(x: Tensor) -> torch.autocast:
+    """Without the rounding of `torch.autocast`, if that is on: for what is measured, not for a model's own numbers."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 _ROUNDING = 1e-3  # of outputs of random rows of size 1, in float32 or a kernel's precision
@@ -220,5 +241,15 @@ def _mask(*, config: PreTrainedConfig, **given) -> Tensor | None:
     return (sdpa_mask if has_interface(code) else eager_mask)(config=config, **given)
 
 
+def _by_class() -> None:
+    """Models that choose a class by the attention's name get their eager one, which a Cache refuses in words."""
+    for name in _CHOOSE_A_CLASS:
+        code = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+        classes = getattr(code, f"{name.upper()}_ATTENTION_CLASSES", {})  # none in later versions
+        if "eager" in classes:
+            classes.setdefault("kvmeld", classes["eager"])
+
+
+_by_class()
 AttentionInterface.register("kvmeld", attention)
 AttentionMaskInterface.register("kvmeld", _mask)

@@ -3,6 +3,7 @@
 
 import inspect
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -10,15 +11,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache as TransformersCache
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from . import rotation
 from ._library import ops
 from .alibi import by_interface
-from .attention import has_interface
+from .attention import attach, has_interface
 from .layer import Layer
 
 _REPLAYED = "kvzip"  # whose queries are those of a second reading
@@ -50,6 +52,23 @@ def _by_model(model: PreTrainedModel):
             "kvmeld_torch.Cache: expected a model that runs on rows given to its layers and makes its own cache, "
             f"got {type(model).__name__} ({type(e).__name__}: {e})"
         ) from e
+
+
+def _first_position(given: dict[str, Any], tokens: int) -> int | None:
+    """Where a model's caller says that the new tokens begin; None: nothing says so."""
+    mask, at = given.get("attention_mask"), given.get("position_ids")
+    if isinstance(mask, Tensor):
+        return mask.shape[1] - tokens if mask.ndim == 2 else None
+    told = mask is None and isinstance(at, Tensor) and at.ndim == 2 and tokens > 1  # of one token a GPU would be awaited
+    return int(at[0, -1]) + 1 - tokens if told else None
+
+
+def _expect_plain(model: PreTrainedModel, layer: CacheLayerMixin) -> None:
+    if type(layer) is not DynamicLayer:
+        raise RuntimeError(
+            f"kvmeld_torch.Cache: expected layers of which each has attention alone or a state alone, "
+            f"got {type(model).__name__} with {type(layer).__name__}"
+        )
 
 
 def _new(now: CacheLayerMixin, before: CacheLayerMixin) -> int:
@@ -98,58 +117,96 @@ class Cache(TransformersCache):
         """
         if self.layers:
             return
-        model, batch = rotation.calling_model()
+        model, given = rotation.calling_model()
+        rows = [given.get(name) for name in ("inputs_embeds", "input_ids")]
+        batch = next((len(x) for x in rows if isinstance(x, Tensor)), 1)
         known = has_interface(type(model).__module__) or by_interface(model)
         with _by_model(model):
-            rotations = rotation.measured(model, tokens) if known else {}
-        layers = DynamicCache(config=model.config).layers
+            layers = DynamicCache(config=model.config).layers
+            if not layers:  # of some configurations that share keys and values between layers
+                raise ValueError("no layers in its cache")
+            full = [i for i, layer in enumerate(layers) if not getattr(layer, "is_sliding", False)]
+            rotations = rotation.measured(model, tokens, full) if known and full else {}
         for i, rotates in rotations.items():
-            if not layers[i].is_sliding:
-                layers[i] = Layer(self, rotates)
-        if not rotations:
+            _expect_plain(model, layers[i])
+            layers[i] = Layer(self, rotates)
+        if not full:
+            warnings.warn(
+                f"kvmeld_torch.Cache: {type(model).__name__}: nothing is compressed, as no layer has full attention",
+                stacklevel=2,
+            )
+        elif not rotations:
             raise RuntimeError(
                 'kvmeld_torch.Cache: expected attn_implementation="kvmeld" and attention by the interface of '
                 f"transformers, got {type(model).__name__} with another one"
             )
         with _by_model(model):
             state = _own_state(model, batch)
-        if self.replay and state is not None:
+        self.state, self.layers = state, layers
+        if self.replay and (name := self._without_attention()):
+            self.reset()
             raise RuntimeError(
                 f"kvmeld_torch.Cache: {self.policy}: expected layers that can read a prompt a second time, "
-                f"got those of {type(state).__name__} (replay=False scores by the prompt's own queries)"
+                f"got those of {name} (replay=False scores by the prompt's own queries)"
             )
-        self.state, self.layers = state, layers
+
+    def _expect_mask_first(self) -> None:
+        """The layer that calls is one of those that `by_interface` replaced, and goes on as it was."""
+        model = rotation.calling_model()[0]
+        if not has_interface(type(model).__module__):
+            self.reset()
+            raise RuntimeError(
+                f"kvmeld_torch.Cache: {type(model).__name__}: expected a version of transformers that asks the cache "
+                f"for the mask's size before its layers (5.2 or later), got {transformers.__version__}"
+            )
 
     @property
     def compressed(self) -> list[Layer]:
         """The layers with full attention."""
         return [layer for layer in self.layers if isinstance(layer, Layer)]
 
+    def _without_attention(self) -> str:
+        """What holds the state of layers without attention: the model's own cache, or layers; empty where none are."""
+        held = [self.state] if self.state is not None else self.layers
+        return next((type(x).__name__ for x in held if not isinstance(x, CacheLayerMixin)), "")
+
     def __getattr__(self, name: str) -> Any:
         state = self.__dict__.get("state")
         if state is None:
-            raise AttributeError(f"kvmeld_torch.Cache: expected an attribute that it has, got {name}")
+            raise AttributeError(
+                "kvmeld_torch.Cache: expected a model that asks for what each of transformers' caches has, "
+                f"got one that asks for {name}"
+            )
         return getattr(state, name)
 
     def _layer(self, index: int) -> CacheLayerMixin:
         """The layer, or where it has no attention one that has."""
         layer = self.layers[index]
-        return layer if layer.is_sliding or isinstance(layer, Layer) else self.compressed[0]
+        return layer if getattr(layer, "is_sliding", False) or isinstance(layer, Layer) else self.compressed[0]
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *more: Any) -> tuple[Tensor, Tensor]:
-        self._begin(key_states.shape[2])
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *more: Any, **named: Any
+    ) -> tuple[Tensor, Tensor]:
+        if not self.layers:
+            self._begin(key_states.shape[2])
+            self._expect_mask_first()
         self._before_draft = self._before_draft if self.drafting else {}
-        return self.layers[layer_idx].update(key_states, value_states, *more)
+        layer = self.layers[layer_idx]
+        if isinstance(layer, Layer):
+            attach(key_states, layer, layer_idx)
+        return layer.update(key_states, value_states, *more, **named)
 
-    def get_mask_sizes(self, cache_position: Tensor, layer_idx: int) -> tuple[int, int]:
-        self._begin(cache_position.shape[0])
-        seen = self.get_seq_length()
-        if len(cache_position) > 1 and int(cache_position[0]) != seen:  # one token: not worth waiting for a GPU
+    def get_mask_sizes(self, new: Tensor | int, layer_idx: int) -> tuple[int, int]:
+        """new: tokens, since transformers 5.4 their number; before their positions."""
+        tokens = new if isinstance(new, int) else len(new)
+        self._begin(tokens)
+        seen, first = self.get_seq_length(), _first_position(rotation.calling_model()[1], tokens)
+        if first is not None and first != seen:
             raise RuntimeError(
                 f"kvmeld_torch.Cache: expected tokens from position {seen} on (use_cache=True), got some from "
-                f"{int(cache_position[0])} on"
+                f"{first} on"
             )
-        return self._layer(layer_idx).get_mask_sizes(cache_position)
+        return self._layer(layer_idx).get_mask_sizes(new)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._layer(layer_idx).get_seq_length() if self.layers else 0
@@ -160,8 +217,7 @@ class Cache(TransformersCache):
 
         Refused: layers whose state cannot be taken back.
         """
-        if self.state is not None:
-            name = type(self.state).__name__
+        if name := self._without_attention():
             raise RuntimeError(f"kvmeld_torch.Cache: draft: expected layers with attention alone, got those of {name}")
         self._before_draft = {i: copy(x) for i, x in enumerate(self.layers) if not isinstance(x, Layer)}
         self.drafting = True
@@ -170,13 +226,16 @@ class Cache(TransformersCache):
         finally:
             self.drafting = False
 
+    def activate_past_recording(self) -> None:
+        """Nothing: `draft` keeps what `crop` takes back."""
+
     def crop(self, max_length: int) -> None:
-        """Takes the last tokens of a draft back, all but `max_length` of all (below 0: so many), to the bit.
+        """Takes the last tokens of a draft back, all but `max_length` of all (up to 0: so many), to the bit.
 
         Refused: tokens before the draft, which are compressed.
         """
         seen = self.get_seq_length()
-        tokens = seen + max_length if max_length < 0 else max_length
+        tokens = seen + max_length if max_length <= 0 else max_length
         own = [(self.layers[i], was) for i, was in self._before_draft.items() if was.is_initialized]
         # A window that is shorter than the draft has lost tokens that would count again.
         held = [(was if _new(now, was) <= now.keys.shape[2] else now).get_seq_length() for now, was in own]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ._versions import cache_of
 from .cache import Cache
 
 _BY_TOKEN = ("input_ids", "position_ids", "cache_position", "token_type_ids")  # [..., tokens] of a forward pass
@@ -39,7 +40,7 @@ def drafts(model: PreTrainedModel) -> Iterator[None]:
 
     @wraps(forward)
     def in_parts(*args: Any, **given: Any) -> Any:
-        cache, kept = given.get("past_key_values"), given.get("logits_to_keep")
+        cache, kept = cache_of(given), given.get("logits_to_keep")
         drafted = kept - 1 if isinstance(cache, Cache) and isinstance(kept, int) else 0
         if drafted <= 0:
             return forward(*args, **given)

@@ -11,7 +11,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from . import ranks, rotation
 from ._library import ops
-from .attention import Own, attach, expect_causal, later_prompt
+from .attention import Own, expect_causal, later_prompt
 from .heads import Heads, Policy
 from .spec import Spec
 from .tokens import Prompt, Tokens
@@ -24,6 +24,7 @@ class Layer(CacheLayerMixin):
     """One layer's KV heads of all sequences: heads `[batch * KV heads]`, each of its own length."""
 
     is_sliding = False
+    is_croppable = True
 
     def __init__(self, cache: "Cache", rotates: rotation.Rotation):
         super().__init__()
@@ -41,12 +42,10 @@ class Layer(CacheLayerMixin):
     # ------------------------------------------------------------------ what transformers calls
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
+        self.dtype, self.device = value_states.dtype, value_states.device
         self.is_initialized = True
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, cache_kwargs: dict[str, Any] | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         if self._waiting:
             raise RuntimeError('kvmeld_torch.Cache: expected attn_implementation="kvmeld", got another one')
         if key_states.requires_grad:
@@ -54,16 +53,18 @@ class Layer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self._waiting = True
-        return attach(key_states, self), value_states
+        return key_states, value_states
 
-    def get_mask_sizes(self, cache_position: Tensor) -> tuple[int, int]:
-        return cache_position.shape[0], self.tokens  # of the new tokens alone
+    def get_mask_sizes(self, new: Tensor | int) -> tuple[int, int]:
+        return new if isinstance(new, int) else len(new), self.tokens  # of the new tokens alone
 
     def get_seq_length(self) -> int:
         return self.tokens
 
-    def get_max_cache_shape(self) -> int:
+    def get_max_length(self) -> int:
         return -1
+
+    get_max_cache_shape = get_max_length  # its older name
 
     def reset(self) -> None:
         self.tokens, self.heads, self._waiting, self.pending, self._draft = 0, None, False, [], None
@@ -114,7 +115,7 @@ class Layer(CacheLayerMixin):
             raise RuntimeError(f"kvmeld: expected a mask [batch, tokens] or of booleans, got {mask.dtype}")
         if mask is not None:
             expect_causal(mask[:, 0, :, -tokens:], real)
-        new = Tokens(query, key, value, real)
+        new = Tokens(query.to(value.dtype), key.to(value.dtype), value, real)  # autocast rotates in float32
         if self.pending:
             return self._read_again(own, new)
         if self.heads is None:

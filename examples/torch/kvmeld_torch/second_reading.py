@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ._versions import cache_of
 from .cache import Cache
 from .layer import Layer, end_prompt
 
@@ -61,7 +62,7 @@ def replay(model: PreTrainedModel, encode: Callable[[str], list[int]], end: str 
     """
 
     def again(_module, args, given, _output) -> None:
-        cache = given.get("past_key_values")
+        cache = cache_of(given)
         if not isinstance(cache, Cache) or not cache.compressed or not cache.compressed[0].pending:
             return
         tokens = given.get("input_ids", args[0] if args else None)
