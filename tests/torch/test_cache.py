@@ -216,12 +216,12 @@ def test_sequences_of_a_batch_move_with_their_budgets(model, text):
     cache = Cache("h2o", budget=0.5)
     generate(model, tokens, cache, mask=mask)
     layer = cache.layers[2]
-    before = (layer.heads.length.tolist(), layer.target)
+    before = (layer.heads.length.tolist(), layer.decoding.target)
     keys = layer.heads.keys.clone()
     cache.reorder_cache(torch.tensor([2, 0]))
     cache.batch_repeat_interleave(2)
     for new, old in enumerate([2, 2, 0, 0]):
         mine, then = slice(4 * new, 4 * new + 4), slice(4 * old, 4 * old + 4)
         assert torch.equal(layer.heads.keys[mine], keys[then])
-        assert layer.heads.length[mine].tolist() == before[0][then] and layer.target[mine] == before[1][then]
+        assert layer.heads.length[mine].tolist() == before[0][then] and layer.decoding.target[mine] == before[1][then]
     assert before[1][0] != before[1][8]

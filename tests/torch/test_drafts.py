@@ -35,6 +35,9 @@ class One(SimpleNamespace):
     def text_for(self, _slots):
         return self.policy
 
+    def slots_for(self, _seen):
+        return self.budget
+
     def read(self, rows, drafting=False):
         self.drafting = drafting
         self.layer.lazy_initialization(rows[1], rows[2])

@@ -43,7 +43,7 @@ def test_greedy_tokens_are_those_of_generate_and_full_layers_are_compressed(fami
         tokens, mine = logits(model, Cache(policy, budget=200))
         assert torch.equal(tokens, wanted), policy
         torch.testing.assert_close(mine, wanted_logits, atol=2e-4 * float(wanted_logits.abs().max()), rtol=0)
-        cache = Cache(policy, budget=0.3, divide="even")
+        cache = Cache(policy, budget=18, divide="even")
         logits(model, cache)
         compressed = [i for i, layer in enumerate(cache.layers) if isinstance(layer, Layer)]
         assert compressed == full_layers(model.config)
@@ -185,13 +185,10 @@ def test_a_saved_cache_goes_on_to_the_same_tokens(family, tmp_path):
             assert torch.equal(mine, other)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "lfm2"])
-def test_budgets_below_the_least_are_refused_with_the_library_s_words(family):
+def test_budgets_below_the_least_are_refused_with_the_library_s_words():
     words = r"h2o: expected a budget of at least 8 slots \(protected tokens and one more\), got 4"
     with pytest.raises(RuntimeError, match=words):
         Cache("h2o", budget=4)
-    with pytest.raises(RuntimeError, match=words):
-        logits(made(family, "kvmeld"), Cache("h2o", budget=0.06))
 
 
 def test_input_that_no_cache_can_hold_is_refused_in_words():

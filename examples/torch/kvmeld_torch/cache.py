@@ -2,6 +2,7 @@
 """A transformers cache whose layers with full attention are compressed by a policy."""
 
 import inspect
+import math
 import sys
 import warnings
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from .layer import Layer
 
 _REPLAYED = "kvzip"  # whose queries are those of a second reading
 _SHARED = ("fold", _REPLAYED)  # best where one threshold divides the slots over the model
+FLOOR = 32  # slots of a head: with so few tokens nothing is evicted by a share of them
 _MANY = 1_000_000  # slots: enough for any policy
 
 
@@ -79,7 +81,7 @@ class Cache(TransformersCache):
     """`model.generate(..., past_key_values=Cache("fold", budget=0.1))`, attn_implementation="kvmeld".
 
     policy: as kvmeld::make_policy reads it, "snapkv:window=16". budget: up to 1 the share of the tokens
-    seen that a head keeps, above 1 its slots. divide: "scores", by which all heads of all layers share the slots,
+    seen that a head keeps, in decode too, but no fewer than `FLOOR` slots; above 1 its slots. divide: "scores", by which all heads of all layers share the slots,
     or "even"; by default what is best for the policy, but "even" for kvmerger, whose GPU kernels refuse shared slots.
     replay: whether kvzip's prompts are read twice.
     Ranks of `group` that share a model divide as one process does.
@@ -103,6 +105,7 @@ class Cache(TransformersCache):
         self.policy, self.budget, self.group = policy, budget, group
         self.shared, self.replay = divide == "scores", replay and name == _REPLAYED
         self.text_for(int(budget) if budget > 1 else _MANY)
+        self._floor = 0 if budget > 1 else self._least()
         super().__init__(layers=[])
         self.state: Any = None  # of layers without attention
         self.drafting = False
@@ -287,6 +290,20 @@ class Cache(TransformersCache):
         text = f"{self.policy}/{slots}" if self.shared else self.policy
         ops.budget_within(text, slots)
         return text
+
+    def _least(self) -> int:
+        """Slots that a share never goes below: `FLOOR`, or more where the policy needs them."""
+        for slots in range(FLOOR, _MANY):
+            try:
+                self.text_for(slots)
+            except RuntimeError:
+                continue
+            return slots
+        return _MANY
+
+    def slots_for(self, seen: int) -> int:
+        """Of a head (on average, where heads share them), when so many tokens were seen."""
+        return int(self.budget) if self.budget > 1 else max(math.ceil(self.budget * seen), self._floor)
 
     def slot_nbytes(self) -> int:
         """Of slots in use, all layers."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """One layer of a kvmeld_torch.Cache: its prompts, its decode steps."""
 
-import math
-from dataclasses import replace
-from typing import Any
+import sys
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -20,6 +21,30 @@ _OWN_MASS = "ems"  # whose slots share entries: SDPA cannot attend over them, an
 _GROWTH = 256  # slots more where a head is full and nothing is evicted
 
 
+@dataclass
+class Decoding:
+    """What each sequence of a layer decodes with."""
+
+    policies: list[Policy]
+    made_for: list[int]  # slots of a head that the policy's text was made for
+    seen: list[int]  # tokens
+    slots: list[int]  # of a head, on average where heads share them
+    target: list[int]  # slots of each head
+    trigger: list[int]  # of each head; none: nothing is evicted
+
+    def chosen(self, sequences: list[int]) -> Self:
+        """Of these sequences, whose heads lie side by side."""
+        each = len(self.target) // len(self.seen)
+        heads = [b * each + h for b in sequences for h in range(each)]
+        by_head = [[x[h] for h in heads] if x else [] for x in (self.target, self.trigger)]
+        return Decoding(*([x[b] for b in sequences] for x in (self.policies, self.made_for, self.seen, self.slots)), *by_head)
+
+
+@lru_cache
+def _within(policy: str, slots: int) -> list[int]:
+    return ops.budget_within(policy, slots)
+
+
 class Layer(CacheLayerMixin):
     """One layer's KV heads of all sequences: heads `[batch * KV heads]`, each of its own length."""
 
@@ -31,13 +56,11 @@ class Layer(CacheLayerMixin):
         self.cache, self.rotates = cache, rotates
         self.tokens = 0  # with padding, as the model counts
         self.heads: Heads | None = None
-        self.policies: list[Policy] = []  # of each sequence in decode
-        self.target: list[int] = []  # slots a head in decode
-        self.trigger: list[int] = []
+        self.decoding: Decoding | None = None
         self._waiting = False  # for the attention of the tokens that came last
         self.pending: list[Prompt] = []  # sequences that wait for the other layers, or to be read a second time
         self.reading_again = False
-        self._draft: tuple[Heads, list[Tokens]] | None = None  # the heads before it, and its tokens
+        self._draft: tuple[Heads, Decoding, list[Tokens]] | None = None  # what was before it, and its tokens
 
     # ------------------------------------------------------------------ what transformers calls
 
@@ -72,12 +95,12 @@ class Layer(CacheLayerMixin):
     @property
     def least_tokens(self) -> int:
         """That `crop` can leave."""
-        return self.tokens - (len(self._draft[1]) if self._draft else 0)
+        return self.tokens - (len(self._draft[2]) if self._draft else 0)
 
     def crop(self, max_length: int) -> None:
         """The tokens of the draft beyond `max_length` of all were never there. Refused: by the cache."""
         if max_length < self.tokens:
-            self.heads, steps = self._draft
+            self.heads, self.decoding, steps = self._draft
             for step in steps[: max_length - self.tokens]:
                 self._step(step)
             self.tokens = max_length
@@ -97,11 +120,8 @@ class Layer(CacheLayerMixin):
         each = self.heads.heads // self.batch
         index = (indices.to(self.device)[:, None] * each + torch.arange(each, device=self.device)).flatten()
         self.heads, self.batch = self.heads.chosen(index), len(indices)
-        self.policies = [self.policies[i] for i in indices.tolist()]
-        self.heads.policy = self.policies[0]
-        chosen = index.tolist()
-        self.target = [self.target[i] for i in chosen]
-        self.trigger = [self.trigger[i] for i in chosen]
+        self.decoding = self.decoding.chosen(indices.tolist())
+        self.heads.policy = self.decoding.policies[0]
 
     # ------------------------------------------------------------------ what the attention calls
 
@@ -129,11 +149,12 @@ class Layer(CacheLayerMixin):
             self._first_prompt(new)
         elif self.cache.drafting:
             before, steps = self._copy(), new.one_by_one()
+            decoding = self.decoding.chosen(list(range(batch)))
             out = torch.cat([self._step(one) for one in steps], 1)
-            self._draft = before, steps
+            self._draft = before, decoding, steps
         elif tokens == 1:
             out = self._step(new)
-        elif self.policies[0].name == _OWN_MASS:
+        elif self.decoding.policies[0].name == _OWN_MASS:
             out = torch.cat([self._step(one) for one in new.one_by_one()], 1)
         else:
             out = self._later_prompt(own, new)
@@ -157,8 +178,8 @@ class Layer(CacheLayerMixin):
 
     def _budget(self, seen: int) -> tuple[Policy, int]:
         """The policy of a sequence that has seen so many tokens, and the slots of its heads. Refused: too few."""
-        slots = self.cache.budget if self.cache.budget > 1 else math.ceil(self.cache.budget * seen)
-        return Policy(self.cache.text_for(int(slots))), int(slots)
+        slots = self.cache.slots_for(seen)
+        return Policy(self.cache.text_for(slots)), slots
 
     def _first_prompt(self, new: Tokens) -> None:
         """Takes each sequence where the model has its keys and values."""
@@ -166,8 +187,9 @@ class Layer(CacheLayerMixin):
         for _, q, k, v in new.sequences():
             policy, slots = self._budget(k.shape[1])
             heads = Heads.over(policy, self.spec, k, v, tokens=k.shape[1])
-            if slots > heads.capacity:
-                heads = heads.moved(slots + 1, policy)
+            room = slots + (_GROWTH if policy.name == _OWN_MASS and self.cache.budget <= 1 else 0)
+            if room > heads.capacity:
+                heads = heads.moved(room + 1, policy)
             prompts.append(Prompt(heads, slots, q))
         self._take(prompts, self.cache.replay and any(p.slots < int(p.heads.seen[0]) for p in prompts))
 
@@ -202,11 +224,11 @@ class Layer(CacheLayerMixin):
             heads = self.heads.rows(b * kv_heads, kv_heads)
             out[b][:, at] = later_prompt(own, heads, q, k, v).flatten(0, 1)
             policy, slots = self._budget(int(heads.seen[0]) + k.shape[1])
-            other = policy if self.policies[b].name != policy.name else None  # what decoded in its place
+            other = policy if self.decoding.policies[b].name != policy.name else None  # what decoded in its place
             heads = heads.moved(max(int(heads.length.max()) + k.shape[1], slots + 1), other)
             heads.policy = policy
             heads.append(k, v)
-            held = [n - 1 for n in self.trigger[b * kv_heads : (b + 1) * kv_heads]]
+            held = [n - 1 for n in self.decoding.trigger[b * kv_heads : (b + 1) * kv_heads]]
             is_new = k.shape[1] > 0
             prompts.append(Prompt(heads, slots, q, has_come=is_new, divided=[] if is_new else held))
         self._take(prompts)
@@ -217,40 +239,68 @@ class Layer(CacheLayerMixin):
         about = self.pending[0].heads.policy.describe()
         decodes = about["supports_decode"] and about["evicts"]
         policy = None if about["supports_decode"] else Policy("full_cache")  # another one than the prompt's
-        self.policies = [policy or p.heads.policy for p in self.pending]
-        limits = [ops.budget_within(p.heads.policy.text, n) for p in self.pending for n in p.divided]
+        slots = [p.slots for p in self.pending]
+        limits = [_within(p.heads.policy.text, n) for p in self.pending for n in p.divided]
         held = max(int(p.heads.length.max()) for p in self.pending)
         capacity = max(max(max(p.divided) for p in self.pending) + 1, held) if decodes else held + _GROWTH
         self.heads = Heads.joined([p.heads.moved(capacity, policy) for p in self.pending])
+        self.decoding = Decoding(
+            policies=[policy or p.heads.policy for p in self.pending],
+            made_for=slots,
+            seen=[int(p.heads.seen[0]) for p in self.pending],
+            slots=list(slots),
+            target=[b[0] for b in limits] if decodes else [capacity] * len(limits),
+            trigger=[b[1] for b in limits] if decodes else [],
+        )
         self.pending = []
-        self.target = [b[0] for b in limits] if decodes else [capacity] * len(limits)
-        self.trigger = [b[1] for b in limits] if decodes else []
 
     def _copy(self) -> Heads:
         """The heads as they are; where nothing is evicted in the same memory, as steps write behind what is held."""
-        if self.trigger:
+        if self.decoding.trigger:
             return self.heads.chosen(torch.arange(self.heads.heads, device=self.device))
         h = self.heads
         return replace(h, length=h.length.clone(), seen=h.seen.clone(), measured=h.measured.clone())
 
+    def _follow(self, active: list[bool]) -> None:
+        """The next token of these sequences: budgets that are a share grow with it, and memory where it is full."""
+        now, each = self.decoding, self.heads.heads // self.batch
+        now.seen = [n + is_new for n, is_new in zip(now.seen, active)]
+        if not now.trigger:
+            if int(self.heads.length.max()) == self.heads.capacity:
+                self.heads = self.heads.moved(self.heads.capacity * 5 // 4 + _GROWTH)
+            return
+        most = int(self.heads.measured[:, 2].min()) - 1 if now.policies[0].name == _OWN_MASS else sys.maxsize
+        for b, slots in enumerate(map(self.cache.slots_for, now.seen)):
+            more = min(slots - now.slots[b], most - now.slots[b])
+            if more <= 0:
+                continue
+            now.slots[b] += more
+            if now.slots[b] >= 2 * now.made_for[b]:
+                now.made_for[b], now.policies[b] = now.slots[b], Policy(self.cache.text_for(now.slots[b]))
+            for h in range(b * each, (b + 1) * each):
+                now.target[h], now.trigger[h] = _within(now.policies[b].text, now.trigger[h] - 1 + more)
+        self.heads.policy = now.policies[0]
+        if max(now.trigger) > self.heads.capacity:
+            self.heads = self.heads.moved(min(max(now.trigger) * 9 // 8, most + 1))
+
     def _step(self, new: Tokens) -> Tensor:
         batch, kv_heads, _, dim = new.key.shape
-        if not self.trigger and int(self.heads.length.max()) == self.heads.capacity:
-            self.heads = self.heads.moved(self.heads.capacity * 5 // 4 + _GROWTH)
         active = [True] * batch if new.real is None else new.real[:, 0].bool().tolist()
+        self._follow(active)
+        policies, budgets = self.decoding.policies, (self.decoding.target, self.decoding.trigger)
         q = new.query.reshape(batch * kv_heads, -1, dim).contiguous()
         k, v = new.key.reshape(-1, dim).contiguous(), new.value.reshape(-1, new.value.shape[3]).contiguous()
-        if all(active) and len(set(self.policies)) == 1:
-            out = self.heads.step(q, k, v, self.target, self.trigger)
+        if all(active) and len(set(policies)) == 1:
+            out = self.heads.step(q, k, v, *budgets)
         else:  # sequences of other lengths share other numbers of slots
             out = q.new_zeros(*q.shape[:2], v.shape[1], dtype=torch.float32)
-            for policy in set(self.policies):
-                taken = [b for b in range(batch) if active[b] and self.policies[b] == policy]
+            for policy in set(policies):
+                taken = [b for b in range(batch) if active[b] and policies[b] == policy]
                 chosen = [b * kv_heads + h for b in taken for h in range(kv_heads)]
                 if chosen:
                     rows = [x[chosen] for x in (q, k, v)]
                     own = replace(self.heads, policy=policy)
-                    out[chosen] = own.step(*rows, self.target, self.trigger, heads=chosen).float()
+                    out[chosen] = own.step(*rows, *budgets, heads=chosen).float()
         return out.to(new.query.dtype).view(batch, 1, -1, v.shape[1])
 
 
