@@ -14,5 +14,5 @@ def test_the_guide_s_program_runs(monkeypatch, capsys):
     names: dict = {}
     exec(compile(program, str(Path("docs/how-to/pytorch.md")), "exec"), names)  # noqa: S102
     assert names["tokens"].shape == (1, 920)
-    assert sum(int(layer.heads.length.sum()) for layer in names["cache"].layers) <= 90 * 16
+    assert sum(int(layer.heads.length.sum()) for layer in names["cache"].layers) <= 92 * 16  # a tenth of 919 tokens
     assert capsys.readouterr().out

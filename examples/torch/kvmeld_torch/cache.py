@@ -305,6 +305,11 @@ class Cache(TransformersCache):
         """Of a head (on average, where heads share them), when so many tokens were seen."""
         return int(self.budget) if self.budget > 1 else max(math.ceil(self.budget * seen), self._floor)
 
+    def compress(self) -> None:
+        """Ends the prompt now, not when its first token is decoded: a further part finds it compressed."""
+        for layer in self.compressed:
+            _ = layer.heads
+
     def slot_nbytes(self) -> int:
         """Of slots in use, all layers."""
         return sum(layer.heads.slot_nbytes() for layer in self.compressed if layer.heads is not None)

@@ -55,12 +55,20 @@ class Layer(CacheLayerMixin):
         super().__init__()
         self.cache, self.rotates = cache, rotates
         self.tokens = 0  # with padding, as the model counts
-        self.heads: Heads | None = None
+        self._heads: Heads | None = None
         self.decoding: Decoding | None = None
         self._waiting = False  # for the attention of the tokens that came last
-        self.pending: list[Prompt] = []  # sequences that wait for the other layers, or to be read a second time
+        self.pending: list[Prompt] = []  # sequences whose prompt may go on, or is to be read a second time
+        self._answered = False  # a token was decoded after the prompt
         self.reading_again = False
         self._draft: tuple[Heads, Decoding, list[Tokens]] | None = None  # what was before it, and its tokens
+
+    @property
+    def heads(self) -> Heads | None:
+        """All sequences, within their budgets: prompts that have been read end here. None: none has been read."""
+        if self.pending and not self.cache.replay:
+            end_prompt(self.cache.compressed if self.cache.shared else [self])
+        return self._heads
 
     # ------------------------------------------------------------------ what transformers calls
 
@@ -90,7 +98,7 @@ class Layer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # its older name
 
     def reset(self) -> None:
-        self.tokens, self.heads, self._waiting, self.pending, self._draft = 0, None, False, [], None
+        self.tokens, self._heads, self._waiting, self.pending, self._draft = 0, None, False, [], None
 
     @property
     def least_tokens(self) -> int:
@@ -100,7 +108,7 @@ class Layer(CacheLayerMixin):
     def crop(self, max_length: int) -> None:
         """The tokens of the draft beyond `max_length` of all were never there. Refused: by the cache."""
         if max_length < self.tokens:
-            self.heads, self.decoding, steps = self._draft
+            self._heads, self.decoding, steps = self._draft
             for step in steps[: max_length - self.tokens]:
                 self._step(step)
             self.tokens = max_length
@@ -119,9 +127,9 @@ class Layer(CacheLayerMixin):
         self._draft = None
         each = self.heads.heads // self.batch
         index = (indices.to(self.device)[:, None] * each + torch.arange(each, device=self.device)).flatten()
-        self.heads, self.batch = self.heads.chosen(index), len(indices)
+        self._heads, self.batch = self.heads.chosen(index), len(indices)
         self.decoding = self.decoding.chosen(indices.tolist())
-        self.heads.policy = self.decoding.policies[0]
+        self._heads.policy = self.decoding.policies[0]
 
     # ------------------------------------------------------------------ what the attention calls
 
@@ -136,9 +144,9 @@ class Layer(CacheLayerMixin):
         if mask is not None:
             expect_causal(mask[:, 0, :, -tokens:], real)
         new = Tokens(query.to(value.dtype), key.to(value.dtype), value, real)  # autocast rotates in float32
-        if self.pending:
+        if self.pending and self.cache.replay:
             return self._read_again(own, new)
-        if self.heads is None:
+        if self._heads is None and not self.pending:
             if real is not None and not real.any(1).all():
                 raise RuntimeError("kvmeld: expected a token of every sequence, got a row of padding alone")
             self.spec = self._spec(own, query.shape[1] // kv_heads)
@@ -154,14 +162,21 @@ class Layer(CacheLayerMixin):
             self._draft = before, decoding, steps
         elif tokens == 1:
             out = self._step(new)
-        elif self.decoding.policies[0].name == _OWN_MASS:
+        elif self._expect_parts() == _OWN_MASS:
             out = torch.cat([self._step(one) for one in new.one_by_one()], 1)
         else:
             out = self._later_prompt(own, new)
         self.tokens += tokens
-        if self.pending and not self.cache.replay and self is self.cache.compressed[-1]:
-            end_prompt(self.cache.compressed)
         return out
+
+    def _expect_parts(self) -> str:
+        """The policy's name. Refused: another part of a prompt, where it compresses the first part alone."""
+        name = self.cache.policy.partition(":")[0]
+        if not self._answered and (self.cache.replay or name == _OWN_MASS):
+            raise RuntimeError(
+                f"kvmeld_torch.Cache: {name}: expected a prompt in one part, got another before a token was decoded"
+            )
+        return name
 
     def _spec(self, own: Own, group: int) -> Spec:
         cap, sinks = own.options.get("softcap"), own.options.get("s_aux")
@@ -194,21 +209,23 @@ class Layer(CacheLayerMixin):
         self._take(prompts, self.cache.replay and any(p.slots < int(p.heads.seen[0]) for p in prompts))
 
     def _take(self, prompts: list[Prompt], is_read_again: bool = False) -> None:
-        """Compresses prompts, or measures them where another layer or a second reading is to come first."""
-        self.pending = prompts
+        """Measures the new tokens of prompts, which are compressed when no further part of them comes."""
+        self.pending, self._answered = prompts, False
         for p in prompts:
             if self.cache.replay:  # nothing but a first prompt is compressed, on the queries of its second reading
                 p.queries, p.has_come = None, is_read_again
-            elif p.has_come and self.cache.shared:
+            elif p.is_new:
                 p.queries, p.positions = p.heads.observe(p.queries)
-        if not is_read_again and (self.cache.replay or not self.cache.shared):
+            p.is_new = False
+        if self.cache.replay and not is_read_again:
             end_prompt([self])
 
     def _read_again(self, own: Own, new: Tokens) -> Tensor:
         """Attention of a part of a second reading, on whose queries the prompts' slots are measured."""
         if not self.reading_again:
-            first = "`with replay(model, encode):` around a prompt of kvzip" if self.cache.replay else "a whole prompt"
-            raise RuntimeError(f"kvmeld_torch.Cache: expected {first}")
+            raise RuntimeError(
+                "kvmeld_torch.Cache: expected `with replay(model, encode):` around a prompt of kvzip, in one part"
+            )
         out = new.query.new_zeros(*new.query.shape[:3], new.value.shape[3])
         for row, p, (at, q, k, v) in zip(out, self.pending, new.sequences()):
             if k.shape[1] > 0:
@@ -217,22 +234,38 @@ class Layer(CacheLayerMixin):
         return out.transpose(1, 2).contiguous()
 
     def _later_prompt(self, own: Own, new: Tokens) -> Tensor:
-        """A further turn: its attention over slots and itself, then a compression of all."""
-        kv_heads, prompts = new.key.shape[1], []
+        """A further turn, or part of a prompt: its attention over what is held and itself."""
         out = new.query.new_zeros(*new.query.shape[:3], new.value.shape[3])
-        for b, (at, q, k, v) in enumerate(new.sequences()):
-            heads = self.heads.rows(b * kv_heads, kv_heads)
-            out[b][:, at] = later_prompt(own, heads, q, k, v).flatten(0, 1)
-            policy, slots = self._budget(int(heads.seen[0]) + k.shape[1])
-            other = policy if self.decoding.policies[b].name != policy.name else None  # what decoded in its place
-            heads = heads.moved(max(int(heads.length.max()) + k.shape[1], slots + 1), other)
-            heads.policy = policy
-            heads.append(k, v)
-            held = [n - 1 for n in self.decoding.trigger[b * kv_heads : (b + 1) * kv_heads]]
-            is_new = k.shape[1] > 0
-            prompts.append(Prompt(heads, slots, q, has_come=is_new, divided=[] if is_new else held))
+        prompts = self.pending or [self._decoded(b) for b in range(self.batch)]
+        for row, p, (at, q, k, v) in zip(out, prompts, new.sequences()):
+            if k.shape[1] > 0:
+                row[:, at] = later_prompt(own, p.heads, q, k, v).flatten(0, 1)
+                self._join(p, q, k, v)
         self._take(prompts)
         return out.transpose(1, 2).contiguous()
+
+    def _decoded(self, sequence: int) -> Prompt:
+        """A sequence as it was left by decoding."""
+        each, now = self.heads.heads // self.batch, self.decoding
+        own = slice(sequence * each, (sequence + 1) * each)
+        heads = self.heads.rows(own.start, each)
+        heads = replace(heads.moved(heads.capacity), policy=now.policies[sequence])
+        return Prompt(heads, now.slots[sequence], has_come=False, divided=[n - 1 for n in now.trigger[own]])
+
+    def _join(self, p: Prompt, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Adds new tokens, which stay as they are until the next ones. What was read before them is brought to the
+        budget and as many slots more as there are new tokens, so that a prompt in many parts needs no more memory.
+        """
+        policy, slots = self._budget(int(p.heads.seen[0]) + k.shape[1])
+        most = slots + k.shape[1]
+        if p.has_come and int(p.heads.length.max()) > most:
+            p.heads.compress(p.queries, most, p.positions)
+        other = policy if p.heads.policy.name != policy.name else None  # what decoded in its place
+        heads = p.heads.moved(max(int(p.heads.length.max()) + k.shape[1], slots + 1), other)
+        heads.policy = policy
+        heads.append(k, v)
+        p.heads, p.slots, p.queries, p.positions, p.divided = heads, slots, q, None, []
+        p.has_come = p.is_new = True
 
     def settle(self) -> None:
         """All sequences in one set of tensors, with budgets for decoding."""
@@ -243,7 +276,7 @@ class Layer(CacheLayerMixin):
         limits = [_within(p.heads.policy.text, n) for p in self.pending for n in p.divided]
         held = max(int(p.heads.length.max()) for p in self.pending)
         capacity = max(max(max(p.divided) for p in self.pending) + 1, held) if decodes else held + _GROWTH
-        self.heads = Heads.joined([p.heads.moved(capacity, policy) for p in self.pending])
+        self._heads = Heads.joined([p.heads.moved(capacity, policy) for p in self.pending])
         self.decoding = Decoding(
             policies=[policy or p.heads.policy for p in self.pending],
             made_for=slots,
@@ -256,18 +289,19 @@ class Layer(CacheLayerMixin):
 
     def _copy(self) -> Heads:
         """The heads as they are; where nothing is evicted in the same memory, as steps write behind what is held."""
-        if self.decoding.trigger:
-            return self.heads.chosen(torch.arange(self.heads.heads, device=self.device))
         h = self.heads
+        if self.decoding.trigger:
+            return h.chosen(torch.arange(h.heads, device=self.device))
         return replace(h, length=h.length.clone(), seen=h.seen.clone(), measured=h.measured.clone())
 
     def _follow(self, active: list[bool]) -> None:
         """The next token of these sequences: budgets that are a share grow with it, and memory where it is full."""
-        now, each = self.decoding, self.heads.heads // self.batch
+        each, now = self.heads.heads // self.batch, self.decoding
+        self._answered = True
         now.seen = [n + is_new for n, is_new in zip(now.seen, active)]
         if not now.trigger:
             if int(self.heads.length.max()) == self.heads.capacity:
-                self.heads = self.heads.moved(self.heads.capacity * 5 // 4 + _GROWTH)
+                self._heads = self.heads.moved(self.heads.capacity * 5 // 4 + _GROWTH)
             return
         most = int(self.heads.measured[:, 2].min()) - 1 if now.policies[0].name == _OWN_MASS else sys.maxsize
         for b, slots in enumerate(map(self.cache.slots_for, now.seen)):
@@ -281,7 +315,7 @@ class Layer(CacheLayerMixin):
                 now.target[h], now.trigger[h] = _within(now.policies[b].text, now.trigger[h] - 1 + more)
         self.heads.policy = now.policies[0]
         if max(now.trigger) > self.heads.capacity:
-            self.heads = self.heads.moved(min(max(now.trigger) * 9 // 8, most + 1))
+            self._heads = self.heads.moved(min(max(now.trigger) * 9 // 8, most + 1))
 
     def _step(self, new: Tokens) -> Tensor:
         batch, kv_heads, _, dim = new.key.shape

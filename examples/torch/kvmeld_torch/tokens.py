@@ -43,11 +43,12 @@ class Tokens:
 
 @dataclass
 class Prompt:
-    """One sequence's prompt in a layer, until it is compressed."""
+    """One sequence's prompt in a layer, or what has come of it, until it is compressed."""
 
     heads: Heads
     slots: int  # of a head; of a head on average where heads share them
     queries: Tensor | None = None  # what `heads.compress` takes
     positions: Tensor | None = None
-    has_come: bool = True  # False: no token of the sequence is new
+    has_come: bool = True  # False: no token since it was last compressed
+    is_new: bool = True  # `queries` are those of new tokens, not yet measured
     divided: list[int] = field(default_factory=list)  # slots of each head, when it is known
