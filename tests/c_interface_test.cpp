@@ -178,6 +178,7 @@ TEST_CASE("C interface: every policy gives the C++ interface's bits", "[c]") {
 
 TEST_CASE("C interface: what a model computes is said in full", "[c]") {
   using kvmeld::rotary;
+  const bool in_bytes = GENERATE(false, true);
   kvmeld_attention_spec c = plain();
   kvmeld::attention_spec cpp = plain_cpp();
   const auto sinks = normal(heads * group), slopes = normal(heads * group);
@@ -224,8 +225,8 @@ TEST_CASE("C interface: what a model computes is said in full", "[c]") {
   kvmeld::attention_spec cpp_window = cpp;
   c_window.window = cpp_window.window = 24;
   both x({c, c_window}, {cpp, cpp_window}, "h2o:recent=0.3",
-         GENERATE(kvmeld::budget::shared(slots, /*slack=*/8),
-                  kvmeld::budget::shared_bytes(20'000, /*slack=*/8)));
+         in_bytes ? kvmeld::budget::shared_bytes(20'000, /*slack=*/8)
+                  : kvmeld::budget::shared(slots, /*slack=*/8));
   x.prompt(1, tokens);
   x.end_prompt(1);
   for (int t = 0; t < 12; ++t) {
