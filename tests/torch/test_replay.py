@@ -107,3 +107,10 @@ def test_a_prompt_that_was_not_read_again_does_not_decode(model, text):
     generate(model, text[:150], Cache("kvzip", 200))  # which evicts nothing
     with replay(model, words), pytest.raises(RuntimeError, match="expected input_ids"), torch.no_grad():
         model(inputs_embeds=torch.randn(1, 150, 256), past_key_values=Cache("kvzip", 50))
+
+
+def test_other_policies_are_read_once_in_it(model, text):
+    with replay(model, words):
+        cache = Cache("h2o", 200)
+        generate(model, text[:150], cache)
+    assert cache.layers[0].heads.seen.tolist() == [150 + 23] * 4

@@ -37,7 +37,8 @@ class Decoding:
         each = len(self.target) // len(self.seen)
         heads = [b * each + h for b in sequences for h in range(each)]
         by_head = [[x[h] for h in heads] if x else [] for x in (self.target, self.trigger)]
-        return Decoding(*([x[b] for b in sequences] for x in (self.policies, self.made_for, self.seen, self.slots)), *by_head)
+        by_sequence = [[x[b] for b in sequences] for x in (self.policies, self.made_for, self.seen, self.slots)]
+        return Decoding(*by_sequence, *by_head)
 
 
 @lru_cache
@@ -205,7 +206,7 @@ class Layer(CacheLayerMixin):
             room = slots + (_GROWTH if policy.name == _OWN_MASS and self.cache.budget <= 1 else 0)
             if room > heads.capacity:
                 heads = heads.moved(room + 1, policy)
-            prompts.append(Prompt(heads, slots, q))
+            prompts.append(Prompt(heads, slots, q, part=k.shape[1]))
         self._take(prompts, self.cache.replay and any(p.slots < int(p.heads.seen[0]) for p in prompts))
 
     def _take(self, prompts: list[Prompt], is_read_again: bool = False) -> None:
@@ -253,18 +254,18 @@ class Layer(CacheLayerMixin):
         return Prompt(heads, now.slots[sequence], has_come=False, divided=[n - 1 for n in now.trigger[own]])
 
     def _join(self, p: Prompt, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Adds new tokens, which stay as they are until the next ones. What was read before them is brought to the
-        budget and as many slots more as there are new tokens, so that a prompt in many parts needs no more memory.
+        """Adds a part. What was read before it is brought to the budget and as many slots more as the longer of the
+        two latest parts has tokens, so that a prompt in many parts needs no more memory.
         """
         policy, slots = self._budget(int(p.heads.seen[0]) + k.shape[1])
-        most = slots + k.shape[1]
+        most = slots + max(p.part, k.shape[1])
         if p.has_come and int(p.heads.length.max()) > most:
             p.heads.compress(p.queries, most, p.positions)
         other = policy if p.heads.policy.name != policy.name else None  # what decoded in its place
         heads = p.heads.moved(max(int(p.heads.length.max()) + k.shape[1], slots + 1), other)
         heads.policy = policy
         heads.append(k, v)
-        p.heads, p.slots, p.queries, p.positions, p.divided = heads, slots, q, None, []
+        p.heads, p.slots, p.queries, p.positions, p.divided, p.part = heads, slots, q, None, [], k.shape[1]
         p.has_come = p.is_new = True
 
     def settle(self) -> None:

@@ -63,7 +63,7 @@ def replay(model: PreTrainedModel, encode: Callable[[str], list[int]], end: str 
 
     def again(_module, args, given, _output) -> None:
         cache = cache_of(given)
-        if not isinstance(cache, Cache) or not cache.compressed or not cache.compressed[0].pending:
+        if not isinstance(cache, Cache) or not cache.replay or not cache.compressed or not cache.compressed[0].pending:
             return
         tokens = given.get("input_ids", args[0] if args else None)
         mask = given.get("attention_mask")

@@ -49,6 +49,7 @@ class Prompt:
     slots: int  # of a head; of a head on average where heads share them
     queries: Tensor | None = None  # what `heads.compress` takes
     positions: Tensor | None = None
+    part: int = 0  # tokens of the part that was just read
     has_come: bool = True  # False: no token since it was last compressed
     is_new: bool = True  # `queries` are those of new tokens, not yet measured
     divided: list[int] = field(default_factory=list)  # slots of each head, when it is known
