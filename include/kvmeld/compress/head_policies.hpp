@@ -48,6 +48,8 @@ class head_policies {
   }
   /// Do the scores of all layers decide how many slots head `h` has?
   bool shares(index_t h) const { return !is_cut(h) && at(h).limit.is_shared; }
+  /// Are there heads of which they do?
+  bool any_shares() const { return last_shared_ >= 0; }
   /// Is it of the last layer whose heads do?
   bool in_last_shared(index_t h) const {
     return shares(h) && kv_.in_request(h) / kv_.head(h).spec().kv_heads == last_shared_;

@@ -272,6 +272,9 @@ class open_heads {
   /// these heads, if all heads have new scores by now. Together they have as many slots as before.
   /// Not where a part of the layer is: other threads may be at work on the others.
   void divide_again(const head_selection& chosen) {
+    if (!policies.any_shares()) {
+      return;
+    }
     const index_t of_layer = kv.head(0).spec().kv_heads;
     for (index_t i = 0; i + of_layer <= chosen.count(); ++i) {
       const index_t h = chosen[i];
