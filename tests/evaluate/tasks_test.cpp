@@ -11,6 +11,7 @@
 #include "evaluate/needle.hpp"
 #include "evaluate/nll.hpp"
 #include "evaluate/options.hpp"
+#include "evaluate/questions.hpp"
 #include "evaluate/table.hpp"
 #include "support/paths.hpp"
 #include "support/tiny_model.hpp"
@@ -84,7 +85,8 @@ TEST_CASE("the full cache loses nothing on chain and ruler, and the last tokens 
   for (std::size_t i = 1; i < o.tasks.size(); ++i) {
     CAPTURE(o.tasks[i]);
     const auto f = fields(o.tasks[i]);
-    REQUIRE(f.size() == 9);
+    REQUIRE(f.size() == 12);
+    CHECK((f[9].empty() && f[10].empty() && f[11].empty()));  // of stream_needle
     CHECK(f[4] == "4");
     const bool chain = f[3] == "chain";
     CHECK(chain == f[8].empty());
@@ -135,6 +137,36 @@ TEST_CASE("copy counts the nats of the passage in the middle, where it comes aga
   REQUIRE(scores.size() == 2);
   CHECK(scores[0].after == Approx(sum / 48).epsilon(1e-5));
   CHECK(scores[1].after != Approx(sum / 48).epsilon(1e-5));
+  CHECK(!scores[0].inside);
+}
+
+TEST_CASE("stream_needle: nats of the answer as a prompt has them, and KL from the full cache's") {
+  const test::tiny_model files;
+  const auto model = engine::decoder::load(files.file(""));
+  const auto words = engine::tokenizer::load(files.file(""), 256);
+  const std::string all = engine::read_file(files.file("text.txt"));
+  const evaluate::needle_text text{.body = words.encode_fragment(all.substr(0, 80)),
+                                   .question = words.encode_fragment(all.substr(80, 9)),
+                                   .value = "123"};
+  const auto scores = evaluate::stream_needle(
+      model, words, text,
+      std::vector<evaluate::contender>{{.policy = evaluate::full_cache(), .limit = {96}},
+                                       {.policy = kvmeld::h2o{}, .limit = {20}}});
+  std::vector<int> whole = text.body;
+  whole.insert(whole.end(), text.question.begin(), text.question.end());
+  for (const int token : words.encode_fragment(" 123")) {
+    whole.push_back(token);
+  }
+  const auto logits = engine::prefill(model, whole, engine::logits_of::all).logits;
+  double nats = 0;
+  for (Eigen::Index i = 0; i < 4; ++i) {
+    nats += evaluate::surprise(logits.row(88 + i), whole[static_cast<std::size_t>(89 + i)]) / 4;
+  }
+  REQUIRE(scores.size() == 2);
+  CHECK(*scores[0].nats == Approx(nats).epsilon(1e-4));
+  CHECK(*scores[0].kl == 0);
+  CHECK(*scores[1].nats != Approx(nats).epsilon(1e-3));
+  CHECK(*scores[1].kl > 1e-6);
   CHECK(!scores[0].inside);
 }
 
