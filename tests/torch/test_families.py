@@ -121,7 +121,8 @@ def row(family: str) -> str:
     kinds: dict[str, int] = {}
     for i, layer in enumerate(cache.layers):
         if not isinstance(layer, Layer):
-            name = "windowed" if getattr(layer, "is_sliding", False) else model.config.layer_types[i].replace("_attention", "")
+            kind = "windowed" if getattr(layer, "is_sliding", False) else model.config.layer_types[i]
+            name = kind.replace("_attention", "").replace("mamba", "linear")  # its name since 5.24
             kinds[name] = kinds.get(name, 0) + 1
     rotated = {"none": 0} if not cache.compressed else {}
     for layer in cache.compressed:
