@@ -51,7 +51,15 @@ int main(int count, char** arguments) try {
   add("--group", group, "query heads per KV head");
   add("--dim", dim, "of a head");
   add("--tokens", tokens, "of a request");
-  CLI11_PARSE(app, count, arguments);
+  try {
+    app.parse(count, arguments);
+  } catch (const CLI::CallForHelp&) {
+    std::printf("%s", app.help().c_str());
+    return 0;
+  } catch (const CLI::Error& e) {
+    std::fprintf(stderr, "sizes: %s\n", e.what());
+    return 2;
+  }
 
   const kvmeld::attention_spec layer{.kv_heads = kv_heads, .group = group, .key_dim = dim};
   kvmeld::cache kv(layer, {.layers = layers, .capacity = tokens + 1});
