@@ -149,6 +149,8 @@ TEST_CASE("budgets in bytes that cannot be are refused") {
                     Contains("h2o: expected a budget of at least "));
   CHECK_THROWS_WITH(compressor(kv, fold{}, budget::shared_bytes(7'000)),
                     Contains("fold: expected at least ") && Contains(" slots to share, got "));
+  CHECK_THROWS_WITH(compressor(kv, h2o{}, budget::bytes(100'000, -5)),
+                    Contains("a slack of at least 0 slots, got -5"));
   CHECK_THROWS_WITH(compressor(kv, h2o{}, budget::bytes(-5)), Contains(", got -5"));
   CHECK_THROWS_WITH(compressor(kv, h2o{}, budget{.slots = 5, .size = 100'000}),
                     Contains("expected bytes without slots and trigger, got 5 and 0"));

@@ -210,6 +210,7 @@ head_policies<P>::head_policies(const cache_ref& kv, std::span<const P> policies
     expects(b.slots == 0 && b.trigger == 0,
             "compressor: expected bytes without slots and trigger, got ", b.slots, " and ",
             b.trigger, " slots");
+    expects(b.slack >= 0, "compressor: expected a slack of at least 0 slots, got ", b.slack);
     declared(policies.front()).validate();
     found = in_slots(b, policies.front(), kv_);
     budgets = {&found, 1};
