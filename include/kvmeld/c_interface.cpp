@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 // What kvmeld.h declares, by the C++ interface: arguments become spans, exceptions become codes.
+#include <algorithm>  // std::ranges::count
+#include <array>
 #include <atomic>
+#include <cstddef>    // offsetof
 #include <cstring>    // std::memcpy
 #include <exception>  // std::exception_ptr
 #include <istream>
@@ -79,12 +82,33 @@ T& given(const char* call, const char* what, T* x) {
   return *x;
 }
 
-/// A struct that says its size.
+/// Sizes of `T` in earlier versions of the header: where the members begin that came later.
 template <class T>
-T& sized(const char* call, const char* what, T* x) {
+constexpr std::array<std::size_t, 0> earlier_sizes{};
+template <>
+constexpr std::array earlier_sizes<kvmeld_budget>{offsetof(kvmeld_budget, bytes)};
+
+template <class T>
+void expect_size(const char* call, const char* what, const T* x) {
   const std::size_t size = given(call, what, x).size;
-  expects(size == sizeof(T), call, ": expected ", what, " with a size of ", sizeof(T),
-          " (sizeof), got ", size);
+  expects(size == sizeof(T) || std::ranges::count(earlier_sizes<T>, size) > 0, call, ": expected ",
+          what, " with a size of ", sizeof(T), " (sizeof), got ", size);
+}
+
+/// A struct that says its size, whole: what an earlier version lacks is 0.
+template <class T>
+T sized(const char* call, const char* what, const T* x) {
+  expect_size(call, what, x);
+  T whole{};
+  std::memcpy(&whole, x, x->size);
+  return whole;
+}
+
+/// A struct that says its size, to be written to. None has grown.
+template <class T>
+T& sized_to(const char* call, const char* what, T* x) {
+  static_assert(earlier_sizes<T>.empty());
+  expect_size(call, what, x);
   return *x;
 }
 
@@ -218,7 +242,7 @@ cache_extents extents_of(const kvmeld_cache_options& o) {
 
 /// Of a cache over an engine's memory, which says what it holds.
 cache_extents extents_of(const char* call, const kvmeld_cache_options* options) {
-  const auto& o = sized(call, "options", options);
+  const auto o = sized(call, "options", options);
   expects(o.keys == 0 && o.values == 0 && o.newest == 0, call,
           ": expected no keys, values or newest in options (the memory's type says it), got some");
   return extents_of(o);
@@ -229,7 +253,7 @@ std::vector<rows> rows_of(const char* call, const char* what, const kvmeld_memor
   expect_each(call, what, count, layers);
   std::vector<rows> all;
   for (std::size_t i = 0; i < count; ++i) {
-    const kvmeld_memory& m = sized(call, what, memory + i);
+    const kvmeld_memory m = sized(call, what, memory + i);
     const auto how = choice(call, "a layout", m.layout, std::int32_t{KVMELD_STRIDES});
     const strides by_hand{m.layer, m.request, m.head, m.row, m.element, m.page};
     expects(how == KVMELD_STRIDES || by_hand == strides{.element = 0}, call,
@@ -283,20 +307,20 @@ observation_needs needs_of_flags(std::uint32_t flags) {
 class callback {
  public:
   callback(const char* call, const kvmeld_executor* on)
-      : call_(call), on_(on == nullptr ? nullptr : &sized(call, "executor", on)) {
-    expects(on == nullptr || on->run != nullptr, call, ": expected an executor's run, got null");
+      : call_(call), on_(on == nullptr ? kvmeld_executor{} : sized(call, "executor", on)) {
+    expects(on == nullptr || on_.run != nullptr, call, ": expected an executor's run, got null");
   }
 
-  index_t workers() const { return on_ == nullptr ? 1 : on_->workers; }
+  index_t workers() const { return on_.run == nullptr ? 1 : on_.workers; }
 
   template <class F>
   void operator()(index_t count, F f) const {
-    if (on_ == nullptr) {
+    if (on_.run == nullptr) {
       serial{}(count, std::move(f));
       return;
     }
     work<F> all{f, count, workers()};
-    on_->run(on_->context, count, &work<F>::one, &all);
+    on_.run(on_.context, count, &work<F>::one, &all);
     if (all.error) {
       std::rethrow_exception(all.error);
     }
@@ -335,7 +359,7 @@ class callback {
   };
 
   const char* call_;
-  const kvmeld_executor* on_;
+  const kvmeld_executor on_;
 };
 static_assert(executor<callback>);
 
@@ -438,7 +462,7 @@ const kvmeld_cache& own(const char* call, const kvmeld_cache* c) {
 }
 
 step_input input_of(const char* call, const kvmeld_step_input* input) {
-  const auto& in = sized(call, "in", input);
+  const auto in = sized(call, "in", input);
   expects(in.positions != nullptr || in.position_count == 0, call,
           ": expected no count of positions (NULL), got ", in.position_count);
   return {span_of(call, "q", in.q),
@@ -479,7 +503,7 @@ kvmeld_cache* kvmeld_cache_new(const kvmeld_attention_spec* specs, size_t spec_c
                                const kvmeld_cache_options* options, kvmeld_error* error) {
   return made<kvmeld_cache>(error, [&] {
     constexpr const char* call = "cache_new";
-    const kvmeld_cache_options& o = sized(call, "options", options);
+    const kvmeld_cache_options o = sized(call, "options", options);
     const cache_extents extents = extents_of(o);
     const auto all = specs_of(call, specs, spec_count, extents.layers);
     return new_cache<cache>(std::span(all),
@@ -516,7 +540,7 @@ kvmeld_cache* kvmeld_paged_cache_new(const kvmeld_attention_spec* specs, size_t 
     const auto all = specs_of(call, specs, spec_count, extents.layers);
     const auto k = rows_of(call, "keys", keys, memories, extents.layers),
                v = rows_of(call, "values", values, memories, extents.layers);
-    const kvmeld_page_tables& t = sized(call, "tables", tables);
+    const kvmeld_page_tables t = sized(call, "tables", tables);
     return new_cache<paged_cache>(
         std::span(all), extents, layer_rows(k), layer_rows(v),
         page_tables{.pages = {t.pages, t.count}, .slots = t.slots, .stride = t.stride});
@@ -568,7 +592,7 @@ kvmeld_code kvmeld_head_of(const kvmeld_cache* cache, int32_t layer, int32_t req
   return answered(error, [&] {
     constexpr const char* call = "head_of";
     cache_base& kv = own(call, cache).base();
-    kvmeld_head& to = sized(call, "head", head);
+    kvmeld_head& to = sized_to(call, "head", head);
     const head_ref from = kv.head(head_at(call, kv, layer, request, kv_head));
     const bool strided = !std::holds_alternative<paged_cache>(*cache->kv);
     const head_rows keys = strided ? from.keys_from(0) : head_rows{},
@@ -609,7 +633,7 @@ kvmeld_code kvmeld_cache_bytes(const kvmeld_cache* cache, size_t* bytes, size_t*
 
 kvmeld_code kvmeld_needs_of(const char* policy, kvmeld_policy_needs* needs, kvmeld_error* error) {
   return answered(error, [&] {
-    kvmeld_policy_needs& to = sized("needs_of", "needs", needs);
+    kvmeld_policy_needs& to = sized_to("needs_of", "needs", needs);
     const policy_needs from =
         needs_of(make_policy<any>(&given("needs_of", "a policy's text", policy)));
     to = {.size = sizeof to,
@@ -634,7 +658,7 @@ kvmeld_compressor* kvmeld_compressor_new(kvmeld_cache* cache, const char* policy
   return made<kvmeld_compressor>(error, [&] {
     constexpr const char* call = "compressor_new";
     const auto& kv = own(call, cache).kv;
-    const kvmeld_budget& b = sized(call, "a budget", limit);
+    const kvmeld_budget b = sized(call, "a budget", limit);
     expects(b.unused == 0, call, ": expected a budget with `unused` of 0, got ", b.unused);
     const auto sharing = choice(call, "sharing", b.sharing, std::int32_t{KVMELD_SAME_TOKENS});
     const budget held{.slots = b.slots,
@@ -667,7 +691,7 @@ kvmeld_code kvmeld_prompt(kvmeld_compressor* compressor, int32_t layer, int32_t 
   return answered(error, [&] {
     constexpr const char* call = "prompt";
     auto& to = own(call, compressor);
-    const kvmeld_queries& in = sized(call, "queries", from);
+    const kvmeld_queries in = sized(call, "queries", from);
     const head_selection heads = to.base().heads(layer, request);
     kvmeld::queries q(span_of(call, "q", in.q), in.tokens, to.base().spec());
     const auto log_sums = floats(call, "log_sum_exp", in.log_sum_exp, in.log_sum_exp_count),
@@ -723,7 +747,7 @@ kvmeld_code kvmeld_observe(kvmeld_compressor* compressor, int32_t layer, const i
   return answered(error, [&] {
     constexpr const char* call = "observe";
     auto& of = own(call, compressor);
-    const kvmeld_step_attention& in = sized(call, "in", attention);
+    const kvmeld_step_attention in = sized(call, "in", attention);
     of.meld.observe(
         heads_of("observe", of.base(), layer, requests, request_count),
         {.probabilities = floats(call, "probabilities", in.probabilities, in.probability_count),

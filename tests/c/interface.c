@@ -707,6 +707,22 @@ static void ends_without_padding(void) {
   ENDS_WITH(kvmeld_step_attention, query);
 }
 
+/* A program of a header in which kvmeld_budget had no `bytes`: what follows its budget is not read.
+ */
+static void takes_earlier_sizes(void) {
+  kvmeld_cache* const kv = new_cache();
+  kvmeld_budget budget = slots(SLOTS);
+  budget.size = offsetof(kvmeld_budget, bytes), budget.bytes = -1;
+  kvmeld_compressor* const meld = kvmeld_compressor_new(kv, "h2o", &budget, 7, &error);
+  CHECK(meld != NULL);
+  budget.size = sizeof budget;
+  NO_HANDLE(KVMELD_INVALID_ARGUMENT, "bytes", kvmeld_compressor_new(kv, "h2o", &budget, 7, &error));
+  ++budget.size;
+  NO_HANDLE(KVMELD_INVALID_ARGUMENT, "a budget with a size",
+            kvmeld_compressor_new(kv, "h2o", &budget, 7, &error));
+  kvmeld_compressor_free(meld), kvmeld_cache_free(kv);
+}
+
 static void refuses_calls(void) {
   kvmeld_cache* const kv = new_cache();
   kvmeld_budget budget = slots(SLOTS);
@@ -872,6 +888,7 @@ int main(void) {
   runs_on_executors();
   serves_on_threads();
   ends_without_padding();
+  takes_earlier_sizes();
   refuses_specs();
   refuses_calls();
   printf("%d checks failed\n", failures);

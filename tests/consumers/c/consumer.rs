@@ -65,6 +65,7 @@ struct CacheOptions {
     newest: i32,
 }
 
+// As in an earlier header, without `bytes`: the library takes its size.
 #[repr(C)]
 struct Budget {
     size: usize,
