@@ -12,23 +12,17 @@
 namespace {
 
 using kvmeld::index_t;
-using kvmeld::storage;
-
-struct row_format {
-  const char* name;
-  kvmeld::storage_pair type;
-};
 
 double mib(double bytes) { return bytes / 1048576.0; }
 
 /// Slots of a head on average, as a compressor finds them; "-": too few.
 std::string slots_in(std::int64_t bytes, const kvmeld::attention_spec& layer, index_t layers,
-                     index_t tokens, const row_format& rows) {
+                     index_t tokens, const kvmeld::storage_pair& rows) {
   kvmeld::cache kv(layer, {.layers = layers,
                            .capacity = tokens + 1,
-                           .keys = rows.type.keys,
-                           .values = rows.type.values,
-                           .newest = rows.type.newest});
+                           .keys = rows.keys,
+                           .values = rows.values,
+                           .newest = rows.newest});
   try {
     const kvmeld::compressor meld(kv, kvmeld::any_policy(kvmeld::fold{}),
                                   kvmeld::budget::shared_bytes(bytes));
@@ -68,14 +62,11 @@ int main(int count, char** arguments) try {
               tokens, mib(static_cast<double>(half)));
   std::printf("%-6s %9s  slots per head in\n", "rows", "all, MiB");
   std::printf("%-6s %9s %9s %9s %9s\n", "", "", "20 %", "10 %", "5 %");
-  for (const row_format& rows : {row_format{"f16", storage::f16},
-                                 {"q8_0", storage::q8_0},
-                                 {"k8v4", {storage::k8, storage::q4_0, 16}},
-                                 {"k6v4", {storage::k6, storage::q4_0, 16}},
-                                 {"k4v4", {storage::k4, storage::q4_0, 16}}}) {
+  for (const char* const name : {"half", "q8_0", "k8v4", "k6v4", "k4v4"}) {
+    const kvmeld::storage_pair rows = kvmeld::make_storage(name);
     const auto all =
-        static_cast<double>(kvmeld::head_bytes(rows.type, dim, dim, tokens)) * kv_heads * layers;
-    std::printf("%-6s %9.0f", rows.name, mib(all));
+        static_cast<double>(kvmeld::head_bytes(rows, dim, dim, tokens)) * kv_heads * layers;
+    std::printf("%-6s %9.0f", name, mib(all));
     for (const double share : {0.2, 0.1, 0.05}) {
       const auto bytes = static_cast<std::int64_t>(share * static_cast<double>(half));
       std::printf(" %9s", slots_in(bytes, layer, layers, tokens, rows).c_str());

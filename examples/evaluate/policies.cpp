@@ -6,8 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>  // std::ranges::find
 #include <array>
-#include <charconv>  // std::from_chars
-#include <sstream>   // std::istringstream
+#include <sstream>  // std::istringstream
 
 namespace evaluate {
 
@@ -129,36 +128,6 @@ std::vector<std::string> split(const std::string& list, char by) {
   return words;
 }
 
-/// `k8v4`, `q8_0:newest=16`.
-kvmeld::storage_pair parse_storage(std::string word) {
-  constexpr std::array names = {"float32", "half", "bfloat16", "q8_0",
-                                "q4_0",    "k8v4", "k6v4",     "k4v4"};
-  using kvmeld::storage;
-  constexpr kvmeld::storage_pair types[] = {storage::f32,
-                                            storage::f16,
-                                            storage::bf16,
-                                            storage::q8_0,
-                                            storage::q4_0,
-                                            {storage::k8, storage::q4_0, 16},
-                                            {storage::k6, storage::q4_0, 16},
-                                            {storage::k4, storage::q4_0, 16}};
-  const std::string all = word, newest = cut(word, word.find(':'));
-  kvmeld::storage_pair type = types[chosen<std::size_t>('/', names, word, all)];
-  if (!newest.empty()) {
-    constexpr std::string_view option = ":newest=";
-    int count = -1;
-    const auto [end, failed] =
-        newest.starts_with(option)
-            ? std::from_chars(newest.data() + option.size(), newest.data() + newest.size(), count)
-            : std::from_chars_result{newest.data(), std::errc::invalid_argument};
-    require(failed == std::errc{} && end == newest.data() + newest.size() && count >= 0 &&
-                count <= 64 && (kvmeld::in_blocks(type.keys) || kvmeld::in_blocks(type.values)),
-            "--policies: expected /storage of blocks with :newest=0 to 64, got '/" + all + "'");
-    type.newest = count;
-  }
-  return type;
-}
-
 named_policy parse_policy(const std::string& word) {
   std::string spec = word;
   const std::string held_as = cut(spec, spec.find('/')), source = cut(spec, spec.find('@'));
@@ -175,13 +144,14 @@ named_policy parse_policy(const std::string& word) {
     throw usage_error(fmt::format("--policies: expected all or some of {}, got '{}'",
                                   fmt::join(names, ","), name));
   }
-  named_policy p = by_itself([&] {
+  const auto made = [](auto make) {
     try {
-      return kvmeld::make_policy<any_policy>(spec);
+      return make();
     } catch (const kvmeld::error& e) {
       throw usage_error(std::string("--policies: ") + e.what());
     }
-  }());
+  };
+  named_policy p = by_itself(made([&] { return kvmeld::make_policy<any_policy>(spec); }));
   if (!division.empty()) {
     set_division(p, division.substr(1));
   }
@@ -189,7 +159,7 @@ named_policy parse_policy(const std::string& word) {
     set_source(p, source.substr(1));
   }
   if (!held_as.empty()) {
-    p.storage = parse_storage(held_as.substr(1));
+    p.storage = made([&] { return kvmeld::make_storage(held_as.substr(1)); });
   }
   p.name = word;
   return p;

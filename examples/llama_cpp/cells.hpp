@@ -2,7 +2,6 @@
 /// The KV heads of a model's layers, over the engine's cells or over memory of their own.
 #pragma once
 
-#include <array>
 #include <vector>
 
 #include "kvmeld/memory/cache.hpp"
@@ -54,8 +53,7 @@ class layer_cache {
   static auto& at(auto& list, index_t i) { return list[static_cast<std::size_t>(i)]; }
 
  public:
-  explicit layer_cache(const layers_setup& setup)
-      : setup_(setup), records_(setup.heads(), setup.capacity) {
+  explicit layer_cache(const layers_setup& setup) : setup_(setup), records_(records_of(setup)) {
     index_t next = 0, whole = compressed_ = setup.count(part::compressed);
     for (index_t l = 0; l < std::ssize(setup.layers); ++l) {
       const part p = at(setup.layers, l);
@@ -65,9 +63,7 @@ class layer_cache {
       }
     }
     layers_.assign(held_.size(), {setup.spec});
-    const auto heads = static_cast<std::size_t>(setup.heads());
-    own_.resize(own() ? heads : 0);
-    cells_.resize(own() ? 0 : heads * static_cast<std::size_t>(room()));
+    cells_.resize(own() ? 0 : as_size(setup.heads(), room()));
   }
 
   index_t layers() const { return compressed_; }
@@ -88,23 +84,34 @@ class layer_cache {
   head_ref head(index_t h) { return head(h, own() ? nullptr : table(h)); }
   /// The same rows by another table of cells.
   head_ref head(index_t h, index_t* cells) {
-    layer& l = at(layers_, h / kv_heads() / requests());
-    const auto rows = [&](ggml_tensor* engine, bool transposed) {
-      if (cells != nullptr) {
-        return engine_rows::of(engine, h % kv_heads(), setup_.spec.key_dim, transposed);
-      }
-      return head_rows{at(own_, h)[transposed ? 1 : 0].data(),
-                       static_cast<std::ptrdiff_t>(bytes_of_row()),
-                       static_cast<std::ptrdiff_t>(element_bytes(setup_.storage))};
+    const layer& l = at(layers_, h / kv_heads() / requests());
+    const auto engine = [&](ggml_tensor* t, bool transposed) {
+      return engine_rows::of(t, h % kv_heads(), setup_.spec.key_dim, transposed);
     };
+    const auto own = [&](std::byte* rows, storage type) {
+      const std::size_t bytes = row_bytes(type, setup_.spec.key_dim);
+      return head_rows{rows + as_size(h, room()) * bytes, static_cast<std::ptrdiff_t>(bytes),
+                       static_cast<std::ptrdiff_t>(element_bytes(type))};
+    };
+    if (cells != nullptr) {
+      return {records_.of(h),
+              room(),
+              l.model,
+              h % kv_heads(),
+              setup_.held,
+              engine(l.engine.keys, false),
+              engine(l.engine.values, true),
+              {.pages = cells, .slots = 1}};
+    }
     return {records_.of(h),
             room(),
             l.model,
             h % kv_heads(),
-            setup_.storage,
-            rows(l.engine.keys, false),
-            rows(l.engine.values, true),
-            {.pages = cells, .slots = cells != nullptr ? 1 : 0}};
+            setup_.held,
+            own(records_.key_rows(), setup_.held.keys),
+            own(records_.value_rows(), setup_.held.values),
+            {},
+            records_.beside(h)};
   }
   /// Repack: in which rows of the engine the slots of head `h` are.
   index_t* table(index_t h) { return cells_.data() + std::ptrdiff_t{h} * room(); }
@@ -137,18 +144,18 @@ class layer_cache {
     };
     copy(of(l).engine.keys, keys), copy(of(l).engine.values, values);
   }
-  /// Own attention: memory for `slots` slots of head `h`, or more.
-  void reserve(index_t h, index_t slots) {
-    for (auto& memory : at(own_, h)) {
-      memory.resize(std::max(memory.size(), static_cast<std::size_t>(slots) * bytes_of_row()));
-    }
-  }
   /// Own attention: appends such rows to heads `first` and on. With `out [tokens, heads · group,
   /// dim]`: each token attends to itself and all before.
   void append(index_t first, std::span<const float> keys, std::span<const float> values,
               std::span<const float> queries = {}, std::span<float> out = {}) {
-    const index_t dim = setup_.spec.key_dim;
-    for (index_t i = 0; i * dim < static_cast<index_t>(keys.size()); ++i) {
+    const index_t dim = setup_.spec.key_dim, all = static_cast<index_t>(keys.size()) / dim,
+                  tokens = all / kv_heads();
+    for (index_t k = 0; k < kv_heads(); ++k) {
+      head(first + k).before_keys(tokens, [&](index_t t, float* x) {
+        std::copy_n(keys.data() + std::ptrdiff_t{t * kv_heads() + k} * dim, dim, x);
+      });
+    }
+    for (index_t i = 0; i < all; ++i) {
       const head_ref to = head(first + i % kv_heads());
       to.push(keys.data() + i * dim, values.data() + i * dim);
       if (!out.empty()) {
@@ -157,17 +164,10 @@ class layer_cache {
       }
     }
   }
-  /// Gives memory of a head's own back, but for `slots` slots.
-  void fit(index_t h, index_t slots) {
-    for (auto& memory : at(own_, h)) {
-      memory.resize(static_cast<std::size_t>(slots) * bytes_of_row());
-      memory.shrink_to_fit();
-    }
-  }
-  /// Bytes of that of head `h`.
-  std::size_t own_bytes(index_t h) const {
-    return own() ? at(own_, h)[0].capacity() + at(own_, h)[1].capacity() : 0;
-  }
+  /// Gives back what head `h` holds beyond `slots` slots, and those in use.
+  void give_back(index_t h, index_t slots = 0) { records_.give_back(h, slots); }
+  /// Bytes that are held of all heads, in whole pages of the system's: of the engine's none.
+  std::size_t reserved_bytes() const { return records_.held(); }
 
   /// Repack: from now on `cells` alone are in use, one for each slot of the longest head or more.
   /// Rows in others move to those that their head has no row in.
@@ -206,7 +206,20 @@ class layer_cache {
  private:
   bool own() const { return setup_.how == mode::own_attention; }
   index_t room() const { return setup_.capacity; }
-  std::size_t bytes_of_row() const { return row_bytes(setup_.storage, setup_.spec.key_dim); }
+  /// With own attention heads hold their rows too.
+  static head_records records_of(const layers_setup& s) {
+    if (s.how == mode::repack) {
+      return {s.heads(), s.capacity};
+    }
+    const index_t dim = s.spec.key_dim;
+    return {s.heads(),
+            s.capacity,
+            0,
+            1,
+            {row_bytes(s.held.keys, dim), row_bytes(s.held.values, dim)},
+            s.held.newest,
+            head_records::beside_of(s.held, s.spec)};
+  }
   void expect_rows(index_t l) {
     expects(of(l).came.keys && of(l).came.values,
             "llama.cpp: expected the keys and values of every layer, got ", another_graph);
@@ -218,8 +231,7 @@ class layer_cache {
   std::vector<index_t> held_;
   std::vector<layer> layers_;
   head_records records_;
-  std::vector<index_t> cells_;                              // [heads, capacity] in the engine
-  std::vector<std::array<std::vector<std::byte>, 2>> own_;  // [heads] keys and values
+  std::vector<index_t> cells_;  // [heads, capacity] in the engine
 };
 
 }  // namespace kvmeld::llama

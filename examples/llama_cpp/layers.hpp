@@ -224,9 +224,6 @@ class layers : public request_layers<P> {
   bool attend(index_t l, const chunk& c, std::span<float> result) {
     const head_range heads = kv_.heads(l, c.request);
     const auto n = static_cast<index_t>(c.tokens.size());
-    for (index_t h = heads.first; h < heads.first + heads.count; ++h) {
-      kv_.reserve(h, kv_.head(h).length() + n);
-    }
     // The engine's own output is right where nothing came before, to the precision of its rows.
     const bool theirs = kv_.head(heads.first).length() == 0 && setup_.storage != storage::f32;
     if (kv_.whole(l)) {

@@ -52,6 +52,7 @@ class compressor {
     setup_.requests = own() ? static_cast<index_t>(p.n_seq_max) : 1;
     setup_.rows = p.type_k;
     setup_.storage = storage_of(p.type_k, setup_.spec.key_dim);
+    setup_.held = options_.rows.value_or(setup_.storage);
     p.cb_eval = on_node;
     p.abort_callback = failed;
     p.cb_eval_user_data = p.abort_callback_data = this;
@@ -177,6 +178,8 @@ class compressor {
   /// begins again at position 0, is forgotten without it.
   void reset();
   kvmeld::llama::report report() { return layers_->report(sequences_.all()); }
+  /// Slots that a head may hold, or on average where heads share a budget; 0: all is kept.
+  index_t slots() const { return layers_->slots(); }
 
   layers<P>& held() { return *layers_; }  ///< for inspection
 

@@ -154,8 +154,14 @@ layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
   expects(given == 1 || given == layers || given == layers * heads,
           "llama.cpp: expected 1 budget, ", layers, " (one per layer) or ", layers * heads,
           " (one per KV head), got ", given);
-  expects(std::ranges::all_of(o.limits, [](const budget& b) { return b.size == 0; }),
-          "llama.cpp: expected budgets in slots, got one in bytes");
+  const bool in_bytes =
+      o.share > 0 || std::ranges::any_of(o.limits, [](const budget& b) { return b.size != 0; });
+  expects(o.how == mode::own_attention || (!in_bytes && !o.rows),
+          "llama.cpp: expected budgets in slots and the engine's rows with mode::repack, got ",
+          in_bytes ? "one in bytes" : "other rows");
+  expects(o.share >= 0 && o.share <= 1, "llama.cpp: expected a share of 0 to 1, got ", o.share);
+  expects(o.share == 0 || (given == 1 && o.limits[0].slots == 0 && o.limits[0].size == 0),
+          "llama.cpp: expected one budget without slots and bytes beside a share, got another");
   setup.layers.assign(layers, kvmeld::declared(p).evicts() ? part::compressed : part::whole);
   for (const index_t l : o.untouched) {
     expects(l >= 0 && l < std::ssize(setup.layers), "llama.cpp: expected untouched layers 0 to ",
@@ -176,7 +182,15 @@ layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
   if (setup.limits.empty()) {
     setup.limits = {o.limits.front()};
   }
-  setup.capacity = most_slots(setup) + 1;
+  if (o.share == 1) {
+    setup.limits[0].slots = setup.context - 1;
+  } else if (o.share > 0) {
+    const double numbers = 2.0 * setup.spec.key_dim * setup.spec.kv_heads *
+                           setup.count(part::compressed) * (setup.context - 1);
+    setup.limits[0].size = static_cast<std::int64_t>(o.share * numbers * sizeof(Eigen::half));
+  }
+  setup.capacity = in_bytes ? setup.context : most_slots(setup) + 1;
+  setup.held = o.rows.value_or(storage::f16);
   return setup;
 }
 
@@ -192,7 +206,8 @@ index_t capacity_of(const P& p, const layers_setup& setup, const llama_context_p
   expects(own || !kvmeld::declared(p).evicts() || trigger <= cells,
           "llama.cpp: expected an n_ctx of at least ", trigger, " (the trigger), got ", cells);
   return !own ? (cells + 255) / 256 * 256
-         : whole || !kvmeld::declared(p).supports_decode() || setup.limits.front().is_shared
+         : whole || !kvmeld::declared(p).supports_decode() || setup.limits.front().is_shared ||
+                 setup.limits.front().size != 0
              ? setup.context
              : trigger - 1 + chunk;
 }

@@ -40,6 +40,8 @@ class request_layers {
     return kv_.whole(l) ? nullptr : &meld_->state(kv_.heads(l, request).first + h);
   }
 
+  /// As `compressor::slots` has them.
+  index_t slots() const { return meld_.has_value() ? meld_->limit(0).trigger_length() - 1 : 0; }
   /// What is held of the engine's sequences.
   kvmeld::llama::report report(const std::vector<sequence>& all) {
     kvmeld::llama::report r{.spent = times_};
@@ -47,21 +49,18 @@ class request_layers {
       r.tokens += s.seen;
       r.cells += static_cast<index_t>(s.cells.size());
     }
-    const std::size_t row = 2 * row_bytes(setup_.storage, setup_.spec.key_dim),
-                      record = sizeof(float) + sizeof(index_t),
-                      room = static_cast<std::size_t>(setup_.capacity);
+    const index_t dim = setup_.spec.key_dim;
+    const std::size_t row = 2 * row_bytes(setup_.storage, dim);
+    r.reserved_bytes = kv_.reserved_bytes();
     for (index_t h = 0; h < setup_.heads(); ++h) {
-      const auto slots = static_cast<std::size_t>(kv_.head(h).length());
-      r.slots = std::max(r.slots, kv_.head(h).length());
+      const index_t slots = kv_.head(h).length();
+      r.slots = std::max(r.slots, slots);
       // Repack cannot give back a cell that another head holds.
-      r.bytes += (setup_.how == mode::repack ? static_cast<std::size_t>(r.cells) : slots) * row +
-                 slots * record;
-      r.reserved_bytes += kv_.own_bytes(h) + room * record;
+      r.bytes += head_bytes(setup_.held, dim, dim, setup_.how == mode::repack ? r.cells : slots) +
+                 as_size(slots) * (sizeof(float) + sizeof(index_t));
       if (h < kv_.heads()) {
-        const head_state& state = meld_->state(h);
-        r.bytes += state.bytes();
-        r.reserved_bytes += state.bytes() + (room - slots) * sizeof(float) *
-                                                static_cast<std::size_t>(state.slot_stats());
+        r.bytes += meld_->state(h).bytes();
+        r.reserved_bytes += meld_->state(h).reserved_bytes();
       }
       r.full_bytes +=
           static_cast<std::size_t>(all[static_cast<std::size_t>(kv_.request_of(h))].seen) * row;
@@ -83,12 +82,6 @@ class request_layers {
       return;
     }
     meld_->end_prompt(request);
-    for (const index_t h : heads_of(request, false)) {
-      if (setup_.how == mode::own_attention) {
-        kv_.fit(
-            h, std::max(kv_.head(h).length(), meld_->pinned(h) + meld_->limit(h).trigger_length()));
-      }
-    }
   }
 
   /// Tokens of a draft that see what steps would see: the last of them is the first with which a
@@ -121,9 +114,7 @@ class request_layers {
     for (const bool whole : {false, true}) {
       for (const index_t h : heads_of(request, whole)) {
         kv_.head(h).restore(0, 0);
-        if (setup_.how == mode::own_attention) {
-          kv_.fit(h, 0);
-        }
+        kv_.give_back(h);
       }
     }
     open_[static_cast<std::size_t>(request)] = 0;
@@ -131,14 +122,9 @@ class request_layers {
 
   /// Sequence `to` becomes what `from` is.
   void copy(index_t from, index_t to) {
-    for (const bool whole : {false, true}) {
-      const auto a = heads_of(from, whole), b = heads_of(to, whole);
-      for (std::size_t i = 0; i < a.size(); ++i) {
-        kv_.reserve(b[i], kv_.head(a[i]).length());
-        if (whole) {
-          kvmeld::detail::copy_slots(kv_.head(a[i]), kv_.head(b[i]));
-        }
-      }
+    const auto a = heads_of(from, true), b = heads_of(to, true);
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      kvmeld::detail::copy_slots(kv_.head(a[i]), kv_.head(b[i]));
     }
     if (meld_.has_value()) {
       meld_->copy(from, to);
@@ -152,12 +138,7 @@ class request_layers {
   }
   void save(std::ostream& out, index_t request) { meld_->save(out, request); }
   /// May throw with memory reserved: `clear` gives it back.
-  void load(std::istream& in, index_t request) {
-    const auto heads = heads_of(request, false);
-    std::ranges::for_each(heads, [&](index_t h) { kv_.reserve(h, setup_.capacity); });
-    meld_->load(in, request);
-    std::ranges::for_each(heads, [&](index_t h) { kv_.fit(h, kv_.head(h).length()); });
-  }
+  void load(std::istream& in, index_t request) { meld_->load(in, request); }
   /// Refused: heads of other tokens than the engine's state.
   void expect_tokens(index_t request, std::int64_t tokens) {
     for (const index_t h : heads_of(request, false)) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>  // std::ranges::count
 #include <chrono>
+#include <optional>
 #include <vector>
 
 #include "kvmeld/peers.hpp"
@@ -21,12 +22,17 @@ struct options {
   mode how = mode::repack;
   /// One for all heads, one a layer, or one a head `[layers · KV heads]`; or one that all heads
   /// share (`budget::shared`), which waits for `compressor::end_prompt`. Those of windowed layers
-  /// are not used.
+  /// are not used. In bytes: of a sequence, own attention alone.
   std::vector<budget> limits;
   std::vector<index_t> untouched = {};  ///< layers that keep all
-  /// Own attention: slots of heads that keep all, a prompt under shared budgets among them; 0: the
-  /// trained context.
+  /// Own attention: slots of heads that keep all, a prompt under shared budgets or those in bytes
+  /// among them; 0: the trained context.
   index_t capacity = 0;
+  /// Over 0: the budget is this share of the bytes that `capacity` − 1 tokens take in 16 bits, 1
+  /// all of these tokens, and `limits` has one without slots.
+  double share = 0;
+  /// Own attention: what heads hold rows as; without it, as the engine's cells do.
+  std::optional<storage_pair> rows = {};
 };
 
 /// Everything about the layers that is known before the first token.
@@ -36,6 +42,7 @@ struct layers_setup {
   index_t context = 0;             ///< slots of heads that keep all
   ggml_type rows = GGML_TYPE_F32;  ///< of the engine's keys and values
   kvmeld::storage storage = kvmeld::storage::f32;  ///< of the same
+  storage_pair held = kvmeld::storage::f32;        ///< of heads' rows; in repack the engine's
   std::vector<budget> limits = {};  ///< one, or [layers · heads] of those that are compressed
   std::vector<part> layers = {};    ///< [layers of the model]
   index_t window = 0;               ///< tokens that windowed layers need the engine to keep

@@ -10,6 +10,7 @@
 #include "kvmeld/make_policy.hpp"            // IWYU pragma: export
 #include "kvmeld/memory/attention_spec.hpp"  // IWYU pragma: export
 #include "kvmeld/memory/cache.hpp"           // IWYU pragma: export
+#include "kvmeld/memory/make_storage.hpp"    // IWYU pragma: export
 #include "kvmeld/memory/rotation.hpp"        // IWYU pragma: export
 #include "kvmeld/memory/row.hpp"             // IWYU pragma: export
 #include "kvmeld/memory/view.hpp"            // IWYU pragma: export

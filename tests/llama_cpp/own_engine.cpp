@@ -90,6 +90,9 @@ engine::row_major_matrix turned_as_llama_cpp(engine::row_major_matrix x, index_t
 std::vector<evaluate::any_policy> chunked_engine::each_head(const engine::config& c,
                                                             const policy& p,
                                                             std::vector<char> whole) {
+  if (whole.empty()) {
+    return {p};
+  }
   whole.resize(static_cast<std::size_t>(c.layers));
   std::vector<policy> all;
   for (const char left_alone : whole) {
@@ -110,12 +113,17 @@ std::vector<kvmeld::budget> chunked_engine::each_head(const engine::config& c,
 
 chunked_engine::chunked_engine(const engine::decoder& model, const policy& p,
                                std::vector<kvmeld::budget> limits, index_t capacity,
-                               std::vector<char> whole, angles turned)
+                               std::vector<char> whole, angles turned,
+                               const kvmeld::storage_pair& rows)
     : model_(model),
       policy_(p),
       shared_(limits.front().is_shared),
       turned_(turned),
-      kv_(model.shape().attention(), {.layers = model.shape().layers, .capacity = capacity}),
+      kv_(model.shape().attention(), {.layers = model.shape().layers,
+                                      .capacity = capacity,
+                                      .keys = rows.keys,
+                                      .values = rows.values,
+                                      .newest = rows.newest}),
       meld_(kv_, std::span<const policy>(each_head(model.shape(), p, std::move(whole))),
             std::span<const kvmeld::budget>(each_head(model.shape(), limits))) {}
 

@@ -50,7 +50,8 @@ class chunked_engine {
 
   /// `limits`: one, or `[layers]`; `whole [layers]`: left alone.
   chunked_engine(const engine::decoder& model, const policy& p, std::vector<kvmeld::budget> limits,
-                 index_t capacity, std::vector<char> whole = {}, angles turned = angles::ours);
+                 index_t capacity, std::vector<char> whole = {}, angles turned = angles::ours,
+                 const kvmeld::storage_pair& rows = kvmeld::storage::f32);
 
   /// `[tokens, vocab]`. Equal budgets are returned to behind it, shared ones by `end_prompt`.
   engine::row_major_matrix decode(std::span<const int> tokens);

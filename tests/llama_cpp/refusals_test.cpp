@@ -254,9 +254,7 @@ TEST_CASE("llama.cpp: a report before the first graph says that nothing is held"
                         {.how = how, .limits = {{.slots = 96}}}, exact_parameters(256, 64));
     const auto r = kv.kv.report();
     CHECK((r.tokens == 0 && r.cells == 0 && r.slots == 0 && r.bytes == 0 && r.full_bytes == 0));
-    // Of its own: h2o's records. Rows come with the tokens.
-    const std::size_t record = 4 + 4 + 4;
-    CHECK(r.reserved_bytes == 4 * (how == mode::repack ? 256 : 160) * record);
+    CHECK(r.reserved_bytes <= 2 * 4096);  // of h2o's columns; rows and records come with the tokens
   }
 }
 

@@ -46,12 +46,20 @@ class context {
     const auto recent = static_cast<std::uint32_t>(std::max(llama_model_n_swa(model), 1));
     p.n_batch = std::min(p.n_batch, cells_);
     p.n_ctx = depends_on_context(model) ? cells_ : round(p.n_batch + sequences * recent);
-    const index_t room = static_cast<index_t>(tokens_), slots = s.budget.of(room);
-    kv_ = std::make_unique<compressor<any_policy>>(
-        model, s.policy,
-        options{.how = mode::own_attention,
-                .limits = {s.is_shared() ? budget::shared(slots) : budget{.slots = slots}},
-                .capacity = std::max(room, slots) + 1});
+    const index_t room = static_cast<index_t>(tokens_);
+    kvmeld::llama::options how{
+        .how = mode::own_attention, .limits = {}, .capacity = room + 1, .rows = s.rows};
+    budget limit{.is_shared = s.is_shared()};
+    if (s.budget.in == amount::unit::slots) {
+      limit.slots = static_cast<index_t>(s.budget.value);
+      how.capacity = std::max(room, limit.slots) + 1;
+    } else if (s.budget.in == amount::unit::bytes) {
+      limit.size = static_cast<std::int64_t>(s.budget.value);
+    } else {
+      how.share = s.budget.value;
+    }
+    how.limits = {limit};
+    kv_ = std::make_unique<compressor<any_policy>>(model, s.policy, how);
     kv_->attach(p);
     context_.reset(llama_init_from_model(model, p));
     expects(context_ != nullptr, "llama.cpp: expected a context, got none");
@@ -62,7 +70,7 @@ class context {
     try_out(model);
     std::fprintf(stderr,
                  "kvmeld-run: %.*s, %d slots per head%s of %u tokens per sequence; %u cells\n",
-                 static_cast<int>(s.policy.name().size()), s.policy.name().data(), slots,
+                 static_cast<int>(s.policy.name().size()), s.policy.name().data(), kv_->slots(),
                  s.is_shared() ? " on average" : "", tokens_, p.n_ctx);
   }
 

@@ -45,13 +45,17 @@ int main(int count, char** arguments) try {
       "Runs a program that links to libllama with its KV cache compressed:\n"
       "  kvmeld-run --budget 10% -- llama-server -m model.gguf -c 8192",
       "kvmeld-run");
-  std::string budget = "10%", policy = "fold", refusal = "continue";
+  std::string budget = "10%", policy = "fold", rows = settings::default_rows, refusal = "continue";
   bool equal = false;
   std::vector<std::string> program;
   app.option_defaults()->take_last()->always_capture_default();
-  app.add_option("--budget", budget,
-                 "slots per head, or a share of the tokens that a sequence may have (-c)");
+  app.add_option(
+      "--budget", budget,
+      "of a sequence: a share of the bytes that its tokens (-c) take in 16 bits, bytes as "
+      "64MiB, or slots per head");
   app.add_option("--policy", policy, "name[:option=value,...]");
+  app.add_option("--rows", rows,
+                 "what keys and values are held as: half, q8_0, k8v4, k6v4 or k4v4[:newest=N]");
   app.add_flag("--equal", equal, "under fold and kvmerger too the same budget for every head");
   app.add_option("--on-refusal", refusal, "where a model cannot be compressed: continue or stop")
       ->check(CLI::IsMember({"continue", "stop"}));
@@ -67,14 +71,17 @@ int main(int count, char** arguments) try {
     std::cerr << "kvmeld-run: " << e.what() << '\n';
     return 2;
   }
-  const settings s{
-      .budget = amount::parse(budget), .policy = kvmeld::make_policy(policy), .equal = equal};
+  const settings s{.budget = amount::parse(budget),
+                   .policy = kvmeld::make_policy(policy),
+                   .rows = kvmeld::make_storage(rows),
+                   .equal = equal};
   const std::string before = std::getenv(preload) != nullptr ? std::getenv(preload) : "";
   const std::string libraries = find_library(arguments[0]).string() + (before.empty() ? "" : ":");
   setenv(preload, (libraries + before).c_str(), 1);
   unsetenv("LD_BIND_NOW");  // it would look for libllama in every program that this one starts
   setenv(settings::budget_name, budget.c_str(), 1);
   setenv(settings::policy_name, policy.c_str(), 1);
+  setenv(settings::rows_name, rows.c_str(), 1);
   setenv(settings::equal_name, equal ? "1" : "0", 1);
   setenv(settings::stop_name, refusal == "stop" ? "1" : "0", 1);
   if (s.is_shared()) {

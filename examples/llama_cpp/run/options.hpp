@@ -13,39 +13,49 @@
 
 namespace kvmeld::llama::run {
 
-/// Slots of a head: so many, or a share of the tokens that a sequence may have.
+/// What a sequence may hold.
 struct amount {
+  enum class unit { share, slots, bytes };
   double value = 0.1;
-  bool is_share = true;
+  unit in = unit::share;
 
-  /// From "512", "10%". Refused: anything else.
+  /// "10%" of the bytes of a 16-bit cache, "64MiB" (KiB, GiB), or "512" slots of a head. Refused:
+  /// anything else.
   static amount parse(std::string_view text) {
     amount a;
-    a.is_share = text.ends_with('%');
-    const std::string_view number = text.substr(0, text.size() - (a.is_share ? 1 : 0));
-    const auto [end, error] =
-        std::from_chars(number.data(), number.data() + number.size(), a.value);
-    expects(
-        error == std::errc() && end == number.data() + number.size() && a.value > 0 &&
-            (a.is_share ? a.value <= 100 : a.value <= 1 << 24 && a.value == std::floor(a.value)),
-        "--budget: expected slots, or a share over 0% and up to 100%, got '", text, "'");
-    a.value /= a.is_share ? 100 : 1;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), a.value);
+    const std::string_view of = text.substr(static_cast<std::size_t>(end - text.data()));
+    const double scale = of == "%"     ? 0.01
+                         : of == "KiB" ? 1 << 10
+                         : of == "MiB" ? 1 << 20
+                         : of == "GiB" ? 1 << 30
+                                       : 1;
+    a.in = of == "%" ? unit::share : of.empty() ? unit::slots : unit::bytes;
+    a.value *= scale;
+    expects(error == std::errc() && (of.empty() || scale != 1) && a.value > 0 &&
+                a.value <= (a.in == unit::share   ? 1
+                            : a.in == unit::slots ? 1 << 24
+                                                  : 1e15) &&
+                (a.in != unit::slots || a.value == std::floor(a.value)),
+            "--budget: expected a share over 0% and up to 100%, bytes as 64MiB, or slots, got '",
+            text, "'");
     return a;
-  }
-  index_t of(index_t tokens) const {
-    return static_cast<index_t>(is_share ? value * tokens + 1e-9 : value);
   }
 };
 
 struct settings {
+  /// Of these rows the most slots that are worth having fit into few bytes.
+  static constexpr const char* default_rows = "k6v4";
+
   amount budget;
   any_policy policy = fold{};
+  storage_pair rows = make_storage(default_rows);
   bool equal = false;  ///< the same budget for every head, under any policy
   bool stop = false;   ///< where nothing can be compressed, instead of going on without
 
   static constexpr const char *budget_name = "KVMELD_RUN_BUDGET",
-                              *policy_name = "KVMELD_RUN_POLICY", *equal_name = "KVMELD_RUN_EQUAL",
-                              *stop_name = "KVMELD_RUN_STOP";
+                              *policy_name = "KVMELD_RUN_POLICY", *rows_name = "KVMELD_RUN_ROWS",
+                              *equal_name = "KVMELD_RUN_EQUAL", *stop_name = "KVMELD_RUN_STOP";
 
   static settings from_environment() {
     const auto said = [](const char* name, const char* without) {
@@ -54,6 +64,7 @@ struct settings {
     };
     return {.budget = amount::parse(said(budget_name, "10%")),
             .policy = make_policy(said(policy_name, "fold")),
+            .rows = make_storage(said(rows_name, default_rows)),
             .equal = said(equal_name, "0") == "1",
             .stop = said(stop_name, "0") == "1"};
   }

@@ -48,6 +48,15 @@ class head_records {
       beside_[i] = detail::reserved(as_size(heads) * beside[i]);
     }
   }
+  /// Bytes of a head beside its slots, in the order in which the constructor takes them.
+  static std::array<std::size_t, 3> beside_of(const storage_pair& type,
+                                              const attention_spec& spec) {
+    const std::size_t key = row_bytes(storage::f16, spec.key_dim),
+                      value = row_bytes(storage::f16, spec.value_dim),
+                      newest = as_size(rows_in_half(type.newest));
+    return {in_blocks(type.keys) ? newest * key : 0, in_blocks(type.values) ? newest * value : 0,
+            is_centred(type.keys) ? key : 0};
+  }
   /// A copy has the slots in use alone, no drafts, and nothing that a compressor knows of.
   head_records(const head_records& from)
       : head_records(from.heads_, from.capacity_, static_cast<index_t>(from.drafts_.size()),
@@ -366,17 +375,8 @@ class cache_base {
         extents_(extents),
         type_(type),
         records_(extents.layers * extents.requests * kv_heads(), extents.capacity, extents.requests,
-                 kv_heads(), own, type.newest, beside_of(type, spec())) {}
+                 kv_heads(), own, type.newest, head_records::beside_of(type, spec())) {}
 
-  /// Bytes of a head beside its slots, as `head_records` has them.
-  static std::array<std::size_t, 3> beside_of(const storage_pair& type,
-                                              const attention_spec& spec) {
-    const std::size_t key = row_bytes(storage::f16, spec.key_dim),
-                      value = row_bytes(storage::f16, spec.value_dim),
-                      newest = as_size(rows_in_half(type.newest));
-    return {in_blocks(type.keys) ? newest * key : 0, in_blocks(type.values) ? newest * value : 0,
-            is_centred(type.keys) ? key : 0};
-  }
   /// Specs with their defaults, one for all layers or one for each. Refused: what
   /// `attention_spec::checked` refuses, another number of specs, layers of different shapes.
   static spec_list checked(std::span<const attention_spec> specs, const cache_extents& extents) {
@@ -593,10 +593,9 @@ class cache : public cache_base {
     place();
   }
   static storage_pair checked(const cache_options& o) {
-    constexpr index_t most = 64;
     expects(!is_centred(o.values),
             "cache: expected values in a storage of values, got k8, k6 or k4, which are of keys");
-    expects(o.newest >= 0 && o.newest <= most, "cache: expected 0 to ", most,
+    expects(o.newest >= 0 && o.newest <= most_newest, "cache: expected 0 to ", most_newest,
             " newest rows in half, got ", o.newest);
     expects(errc::unsupported, o.newest == 0 || in_blocks(o.keys) || in_blocks(o.values),
             "cache: expected newest rows of keys or values in blocks, got none in blocks");

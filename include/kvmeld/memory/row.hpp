@@ -263,6 +263,9 @@ constexpr storage lies_as(storage type) {
 /// are unlike all others.
 inline constexpr index_t first_in_half = 4;
 
+/// Rows in half that a head may have, at most.
+inline constexpr index_t most_newest = 64;
+
 /// What keys are held as, and values: one storage says it of both. Of rows in blocks the `newest`
 /// of each head are held in half, and are rounded to blocks once, when as many newer ones are
 /// there; where there are any, the first four are too, and stay so.
