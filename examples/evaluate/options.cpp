@@ -35,7 +35,7 @@ std::vector<budget_option> parse_budgets(const std::string& list) {
                  : of == unit::share ? x <= 1
                                      : x <= most && x == std::floor(x)),
             "--budgets: expected shares of the prompt (0.1, at most 1.0), slots per head (90) or "
-            "percents of the full cache's bytes (10%), got '" +
+            "percents of a 16-bit cache's bytes (10%), got '" +
                 word + "'");
     budgets.push_back({of == unit::bytes ? x / 100 : x, of});
   }
@@ -91,9 +91,8 @@ options parse(int count, const char* const* arguments) {
   app.add_option("--fade", o.ahead.fade, "distance at which their density halves; inf: evenly");
   app.add_option("--future", o.future,
                  "tokens after the prompt whose queries attention_error averages");
-  app.add_option(
-      "--budgets", budgets,
-      "0.1: share of the prompt; 90: slots per head; 10%: of the full float32 cache's bytes");
+  app.add_option("--budgets", budgets,
+                 "0.1: share of the prompt; 90: slots per head; 10%: of a 16-bit cache's bytes");
   app.add_option("--room", o.room,
                  "slots per head in addition to the budget, for tokens after the prompt");
   app.add_option("--prompt", o.prompt, "tokens of a prompt");

@@ -81,27 +81,26 @@ std::size_t state_bytes(const any_policy& p, index_t slots, index_t room, index_
              : sizeof(float) * (columns * as_size(slots) + memory);
 }
 
-/// The most slots of a head that take `share` of the bytes of a full head of `prompt` tokens in
-/// floats, the policy's state included; 0: not one does.
+/// The most slots of a head that take `share` of the bytes of `prompt` keys and values in 16 bits,
+/// the policy's state included; 0: not one does.
 index_t slots_within(const any_policy& p, const kvmeld::storage_pair& type, double share,
                      index_t prompt, index_t room, index_t dim, index_t group) {
-  const auto bytes = [&](const any_policy& of, const kvmeld::storage_pair& held_in, index_t slots) {
-    return static_cast<double>(kvmeld::head_bytes(held_in, dim, dim, slots) +
-                               (sizeof(float) + sizeof(index_t)) * as_size(slots) +
-                               state_bytes(of, slots, room, dim, group));
-  };
-  const double most = share * bytes(full_cache(), storage::f32, prompt);
+  const double most =
+      share * static_cast<double>(kvmeld::head_bytes(storage::f16, dim, dim, prompt));
   index_t fit = 0;
   for (index_t above = prompt + 1; fit + 1 < above;) {
     const index_t slots = fit + (above - fit) / 2;
-    (bytes(p, type, slots) <= most ? fit : above) = slots;
+    const std::size_t bytes = kvmeld::head_bytes(type, dim, dim, slots) +
+                              (sizeof(float) + sizeof(index_t)) * as_size(slots) +
+                              state_bytes(p, slots, room, dim, group);
+    (static_cast<double>(bytes) <= most ? fit : above) = slots;
   }
   return fit;
 }
 
 std::string title_of(const budget_option& b, index_t prompt) {
   if (b.of == budget_option::unit::bytes) {
-    return fmt::format("{:g} % of the full cache's bytes", 100 * b.given);
+    return fmt::format("{:g} % of a 16-bit cache's bytes", 100 * b.given);
   }
   const index_t slots = b.slots(prompt);
   return b.of == budget_option::unit::share
