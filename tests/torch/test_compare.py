@@ -32,11 +32,13 @@ def test_the_table_says_what_was_measured(tmp_path, capsys):
     assert full["error"] == 0 and same["error"] < 1e-4 < h2o["error"] < press["error"] + 1
     assert abs(full["nll"] - same["nll"]) < 1e-4
     assert full["needles"] == same["needles"]
-    # 4 layers, 4 KV heads, 32 numbers of a key and of a value, in float32; kvmeld's slots have 8 or 12 bytes more.
+    # 4 layers, 4 KV heads, 32 numbers of a key and of a value, in float32; kvmeld's slots have 8 or 12 bytes more, and
+    # each head has places for 9 tokens to come and the next.
     assert full["bytes"] == 300 * 4 * 4 * 64 * 4
     assert press["bytes"] == full["bytes"] / 2
-    assert h2o["bytes"] == full["bytes"] / 2 * (256 + 12) / 256
-    assert (h2o["ranks"], h2o["rank_slots"], h2o["rank_state"]) == (1, 150 * 16 * 264, 150 * 16 * 4)
+    heads = 16 * 8, 16 * 32  # lengths, and what was measured
+    assert (h2o["ranks"], h2o["rank_slots"]) == (1, 160 * 16 * 264 + heads[0])
+    assert h2o["rank_state"] == h2o["bytes"] - h2o["rank_slots"] == 160 * 16 * 4 + heads[1]
     assert (tmp_path / "compare.svg").read_text().startswith("<?xml")
     assert len(capsys.readouterr().out.splitlines()) == 5
 
@@ -64,8 +66,8 @@ def test_ranks_measure_what_one_process_does(tmp_path):
         assert mine["ranks"] == 2
         for field in ("error", "nll"):
             assert mine[field] == pytest.approx(one[name][field], rel=1e-4, abs=1e-6), name
-        for field in ("needles", "bytes"):
-            assert mine[field] == one[name][field], name
+        assert mine["needles"] == one[name]["needles"], name
+        assert mine["bytes"] == pytest.approx(one[name]["bytes"], rel=0.02), name  # places for tokens to come
         shared = name in ("fold", "kvzip")  # whose heads are of other sizes on each rank
         for field in ("rank_slots", "rank_state"):
             half = one[name][field] / 2

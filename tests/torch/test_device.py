@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import POLICIES, load
 from devices import KERNELS, device, in_pages, near  # noqa: F401
-from kvmeld_torch import Cache, Policy
+from kvmeld_torch import Cache, Heads, Policy
 from kvmeld_torch import heads as heads_module
 from prompts import BUDGET, DIM, GROUP, HEADS, TOKENS, copied, prompt, rows
 
@@ -156,6 +156,7 @@ def test_generate(device, policy, text, monkeypatch):
         model = load("kvmeld")
         if there:
             monkeypatch.setattr(heads_module, "ops", device.ops)
+            monkeypatch.setattr(Heads, "packed", lambda self, capacities: self.moved(max(capacities)))
             model = model.to("cuda" if device.where == "cuda" else "cpu")
         cache, so_far, mask = Cache(policy, budget=24), prompts, real
         for more in (3, 2):

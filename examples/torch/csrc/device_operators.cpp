@@ -74,6 +74,8 @@ class device_work {
   device_work(TensorList cache, const model_shape& model, const maybe_heads& heads,
               const maybe_tensor& places = {})
       : device_(device_of(cache)), guard_(device_), stream_(current_stream(device_)) {
+    kvmeld::expects(cache[0].dim() != 2,
+                    "keys: expected [heads, capacity, dim] or pages on a GPU, got packed heads");
     call_.cache = tensors_of(cache, model, device_);
     call_.stream = stream_;
     if (const auto& sinks = call_.cache.spec->sink_logits; !sinks.empty()) {

@@ -92,9 +92,9 @@ void shared_scores(const any_policy& policy, tensor_cache cache, float* scores) 
   constexpr float all = std::numeric_limits<float>::infinity();
   tensor_states states(policy, cache, 1);
   const auto shared = kvmeld::shared_slots::of(policy);
+  const auto capacity = static_cast<std::size_t>(cache.tensors().shape.capacity);
   for (index_t h = 0; h < cache.heads(); ++h) {
     const auto head = cache.head(h);
-    const auto capacity = static_cast<std::size_t>(head.capacity());
     const std::span own(scores + static_cast<std::size_t>(h) * capacity, capacity);
     std::ranges::fill(own, -all);
     states[h].extend(head.length());  // tokens without queries have no score

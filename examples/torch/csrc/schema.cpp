@@ -48,7 +48,10 @@ std::vector<double> initial_columns(const text& policy) {
 }  // namespace
 
 void declare(torch::Library& m) {
-  // `cache`: keys, values, log_mass, position, length, seen, columns, memory, measured. On a GPU
+  // `cache`: keys, values, log_mass, position, length, seen, columns, memory, measured. Packed,
+  // each head has its own capacity, the last number of its row of measured [heads, 4], and all have
+  // their places in a row: keys and values [places, dim], log_mass and position [places], columns
+  // [columns * places], of which each head's are [columns, its capacity]. On a GPU
   // keys and values may lie in an engine's pages [pages, slots, heads of a sequence, dim]; heads
   // are those of all sequences then, the capacity is a row of the table [sequences, pages of each]
   // in int32, which takes the place of measured. `terms`: what a model's attention has beside group

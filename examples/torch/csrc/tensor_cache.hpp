@@ -19,9 +19,8 @@ class tensor_cache {
   /// Refused: lengths that cannot be.
   explicit tensor_cache(const cache_tensors& at) : at_(at) {
     for (index_t h = 0; h < heads(); ++h) {
-      kvmeld::expects(at.length[h] >= 0 && at.length[h] <= at.shape.capacity,
-                      "length: expected 0 to ", at.shape.capacity, " slots, got ", at.length[h],
-                      " of head ", h);
+      kvmeld::expects(at.length[h] >= 0 && at.length[h] <= at.capacity(h), "length: expected 0 to ",
+                      at.capacity(h), " slots, got ", at.length[h], " of head ", h);
       kvmeld::expects(at.seen[h] >= at.length[h], "seen: expected at least ", at.length[h],
                       " tokens, got ", at.seen[h], " of head ", h);
     }
@@ -31,11 +30,16 @@ class tensor_cache {
   index_t heads() const { return at_.shape.heads; }
 
   kvmeld::head_ref head(index_t h) const {
-    const std::ptrdiff_t first = std::ptrdiff_t{h} * at_.shape.capacity;
+    const std::ptrdiff_t first = at_.first(h), row = at_.ends.empty() ? 0 : first;
     const kvmeld::slot_metadata slots{at_.log_mass + first, at_.position + first, at_.length + h,
                                       at_.seen + h};
-    return {slots,    at_.shape.capacity, *at_.spec,       h % at_.spec->kv_heads,
-            at_.type, at_.keys.of(h),     at_.values.of(h)};
+    return {slots,
+            at_.capacity(h),
+            *at_.spec,
+            h % at_.spec->kv_heads,
+            at_.type,
+            at_.keys.of(h, row),
+            at_.values.of(h, row)};
   }
 
  private:
@@ -56,8 +60,8 @@ class tensor_states {
   tensor_states& operator=(const tensor_states&) = delete;
   ~tensor_states() {
     for (index_t h = 0; h < at_.shape.heads; ++h) {
-      at_.measured[3 * h] = (*this)[h].length();
-      at_.measured[3 * h + 1] = (*this)[h].observed();
+      std::int64_t* const row = at_.measured + h * at_.measured_row;
+      row[0] = (*this)[h].length(), row[1] = (*this)[h].observed();
     }
   }
 
@@ -81,11 +85,11 @@ class tensor_states {
     kvmeld::expects(kinds.size() == static_cast<std::size_t>(at.column_count), policy.name(),
                     ": expected columns [heads, ", kinds.size(), ", capacity], got ",
                     at.column_count, " columns per head");
-    const std::size_t floats = kinds.size() * static_cast<std::size_t>(at.shape.capacity);
     std::vector<kvmeld::head_state> all;
     all.reserve(static_cast<std::size_t>(at.shape.heads));
     for (index_t h = 0; h < at.shape.heads; ++h) {
-      const std::int64_t* const row = at.measured + 3 * h;
+      const std::int64_t* const row = at.measured + h * at.measured_row;
+      const index_t capacity = at.capacity(h);
       kvmeld::expects(row[0] >= 0 && row[0] <= at.length[h], "measured: expected 0 to ",
                       at.length[h], " slots, got ", row[0], " of head ", h);
       kvmeld::expects(row[2] > 0 && row[2] <= std::numeric_limits<index_t>::max(),
@@ -94,24 +98,24 @@ class tensor_states {
       const auto laid_out = static_cast<index_t>(row[2]);
       const std::size_t memory =
           kvmeld::declared(policy).memory(at.shape.row_dim(), at.shape.group, laid_out);
-      kvmeld::expects(at.length[h] < laid_out ||
-                          kvmeld::declared(policy).memory(at.shape.row_dim(), at.shape.group,
-                                                          at.shape.capacity) <= memory,
-                      policy.name(), ": expected memory for more than ", at.length[h],
-                      " slots, got memory for ", laid_out);
+      kvmeld::expects(
+          at.length[h] < laid_out || kvmeld::declared(policy).memory(
+                                         at.shape.row_dim(), at.shape.group, capacity) <= memory,
+          policy.name(), ": expected memory for more than ", at.length[h],
+          " slots, got memory for ", laid_out);
       kvmeld::expects(memory <= static_cast<std::size_t>(at.memory_row), policy.name(),
                       ": expected memory of at least ", memory, " floats per head, got ",
                       at.memory_row);
-      all.emplace_back(
-          kinds,
-          kvmeld::state_memory{
-              .columns = std::span(at.columns + static_cast<std::size_t>(h) * floats, floats),
-              .memory = std::span(at.memory + h * at.memory_row, memory),
-              .capacity = at.shape.capacity,
-              .memory_capacity = laid_out,
-              .length = static_cast<index_t>(row[0]),
-              .queries = row[1]},
-          policy.name());
+      all.emplace_back(kinds,
+                       kvmeld::state_memory{
+                           .columns = std::span(at.columns + at.first(h) * at.column_count,
+                                                kinds.size() * static_cast<std::size_t>(capacity)),
+                           .memory = std::span(at.memory + h * at.memory_row, memory),
+                           .capacity = capacity,
+                           .memory_capacity = laid_out,
+                           .length = static_cast<index_t>(row[0]),
+                           .queries = row[1]},
+                       policy.name());
     }
     return all;
   }

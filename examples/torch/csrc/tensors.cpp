@@ -48,8 +48,8 @@ kvmeld::storage storage_in(const char* what, const at::Tensor& x) {
   return type == at::kFloat ? storage::f32 : type == at::kHalf ? storage::f16 : storage::bf16;
 }
 
-/// `[heads, capacity, dim]` or `[pages, slots, heads, dim]` of any strides, but no two elements in
-/// one place.
+/// `[heads, capacity, dim]`, `[pages, slots, heads, dim]` or packed `[places, dim]` of any strides,
+/// but no two elements in one place.
 tensor_rows layout_of(const char* what, const at::Tensor& x) {
   std::array<std::size_t, 4> axis = {0, 1, 2, 3};
   const auto axes = std::span(axis).first(static_cast<std::size_t>(x.dim()));
@@ -63,9 +63,10 @@ tensor_rows layout_of(const char* what, const at::Tensor& x) {
     reach += (x.sizes()[i] - 1) * x.strides()[i];
   }
   const auto size = static_cast<std::int64_t>(x.element_size());
-  const bool paged = x.dim() == 4;
-  return {static_cast<std::byte*>(x.data_ptr()), x.stride(paged ? 2 : 0) * size, x.stride(1) * size,
-          x.stride(-1) * size, paged ? x.stride(0) * size : 0};
+  const auto stride = [&](std::int64_t dim) { return x.stride(dim) * size; };
+  const bool paged = x.dim() == 4, packed = x.dim() == 2;
+  return {static_cast<std::byte*>(x.data_ptr()), packed ? 0 : stride(paged ? 2 : 0),
+          stride(packed ? 0 : 1), stride(-1), paged ? stride(0) : 0};
 }
 
 /// Messages are put together where a call is refused alone: a decode step checks thirty things.
@@ -105,6 +106,21 @@ page_tensors pages_of(at::Device device, const at::Tensor& keys, const at::Tenso
           .slots = index_of("slots", keys.size(1), 1)};
 }
 
+/// Where the places of each head end among all `places`, by `measured [heads, 4]`.
+std::vector<std::ptrdiff_t> ends_of(std::span<const std::int64_t> measured, std::int64_t places) {
+  std::vector<std::ptrdiff_t> ends;
+  std::int64_t end = 0;
+  for (std::size_t i = 3; i < measured.size(); i += 4) {
+    expects(measured[i] > 0 && measured[i] <= places - end,
+            "measured: expected capacities of at least 1 slot, of all heads ", places, ", got ",
+            measured[i], " of head ", ends.size());
+    ends.push_back(end += measured[i]);
+  }
+  expects(end == places, "measured: expected capacities of ", places, " slots of all heads, got ",
+          end);
+  return ends;
+}
+
 }  // namespace
 
 cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Device device) {
@@ -116,11 +132,11 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
                                 std::pair<const char*, const at::Tensor&>{"values", values}}) {
     expect_on(device, what, x);
     out.type = storage_in(what, x);
-    if (x.dim() != 3 && x.dim() != 4) {
+    if (x.dim() < 2 || x.dim() > 4) {
       expects(false, what, ": expected [heads, capacity, dim], got ", text_of(x.sizes()));
     }
   }
-  const bool paged = keys.dim() == 4;
+  const bool paged = keys.dim() == 4, packed = keys.dim() == 2;
   expect_type("values", values, keys.scalar_type());
   std::array<std::int64_t, 4> sizes = {};
   const auto axes = static_cast<std::size_t>(keys.dim());
@@ -131,8 +147,23 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
   if (paged) {
     pages = pages_of(device, keys, at(part::measured), at(part::length));
   }
-  const std::int64_t heads = paged ? at(part::length).size(0) : keys.size(0),
-                     capacity = paged ? std::int64_t{pages.pages} * pages.slots : keys.size(1);
+  const std::int64_t heads = paged || packed ? at(part::length).numel() : keys.size(0),
+                     places = packed  ? keys.size(0)
+                              : paged ? heads * pages.pages * pages.slots
+                                      : heads * keys.size(1);
+  if (!paged) {
+    out.measured_row = packed ? 4 : 3;
+    out.measured = data_of<std::int64_t>(device, "measured", at(part::measured), at::kLong,
+                                         {heads, out.measured_row});
+  }
+  std::int64_t capacity = heads > 0 ? places / heads : 0;
+  if (packed) {
+    out.ends = ends_of({out.measured, static_cast<std::size_t>(heads * 4)}, places);
+    capacity = 0;
+    for (index_t h = 0; h < heads; ++h) {
+      capacity = std::max<std::int64_t>(capacity, out.capacity(h));
+    }
+  }
   out.shape = {.heads = index_of("heads", heads, 1),
                .group = index_of("group", model.group, 1),
                .dim = index_of("dim", keys.size(-1), 1),
@@ -151,19 +182,23 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
   }
   out.spec = std::make_shared<const kvmeld::attention_spec>(spec.checked());
   out.keys = layout_of("keys", keys), out.values = layout_of("values", values);
-  out.log_mass =
-      data_of<float>(device, "log_mass", at(part::log_mass), at::kFloat, {heads, capacity});
-  out.position =
-      data_of<index_t>(device, "position", at(part::position), at::kInt, {heads, capacity});
+  const std::array<std::int64_t, 2> by_head = {heads, capacity}, in_a_row = {places, 0};
+  const at::IntArrayRef slots = packed ? at::IntArrayRef(in_a_row.data(), 1) : by_head;
+  out.log_mass = data_of<float>(device, "log_mass", at(part::log_mass), at::kFloat, slots);
+  out.position = data_of<index_t>(device, "position", at(part::position), at::kInt, slots);
   out.length = data_of<index_t>(device, "length", at(part::length), at::kInt, {heads});
   out.seen = data_of<index_t>(device, "seen", at(part::seen), at::kInt, {heads});
   const at::Tensor &columns = at(part::columns), &memory = at(part::memory);
-  if (columns.dim() != 3) {
-    expects(false, "columns: expected [heads, columns, capacity], got ", text_of(columns.sizes()));
+  if (columns.dim() != (packed ? 1 : 3)) {
+    expects(false, "columns: expected ",
+            packed ? "[columns * places]" : "[heads, columns, capacity]", ", got ",
+            text_of(columns.sizes()));
   }
-  out.column_count = index_of("columns", columns.size(1), 0);
+  const std::int64_t count = packed ? columns.numel() / places : columns.size(1);
+  out.column_count = index_of("columns", count, 0);
   out.columns =
-      data_of<float>(device, "columns", columns, at::kFloat, {heads, columns.size(1), capacity});
+      packed ? data_of<float>(device, "columns", columns, at::kFloat, {count * places})
+             : data_of<float>(device, "columns", columns, at::kFloat, {heads, count, capacity});
   if (memory.dim() != 2) {
     expects(false, "memory: expected [heads, floats], got ", text_of(memory.sizes()));
   }
@@ -173,10 +208,6 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
       "memory: expected rows of whole cache lines (", line, " floats), got ", memory.size(1));
   out.memory = data_of<float>(device, "memory", memory, at::kFloat, {heads, memory.size(1)});
   out.memory_row = memory.size(1);
-  if (!paged) {
-    out.measured =
-        data_of<std::int64_t>(device, "measured", at(part::measured), at::kLong, {heads, 3});
-  }
   return out;
 }
 

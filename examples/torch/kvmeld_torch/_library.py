@@ -42,6 +42,11 @@ def _written(cache: list[torch.Tensor]) -> torch.dtype:
     return torch.float32 if cache[0].device.type == "cpu" else cache[0].dtype
 
 
+def _slots(cache: list[torch.Tensor]) -> int:
+    """Of the head that has most; packed heads say it in numbers."""
+    return cache[0].shape[1] if cache[0].ndim > 2 else torch.library.get_ctx().new_dynamic_size()
+
+
 @torch.library.register_fake("kvmeld::compress")
 def _compress(policy, cache, queries, budget, *, positions=None, **_):
     _same_device(*cache, queries, positions)
@@ -58,7 +63,7 @@ def _observe(policy, cache, queries, **_):
 
 @torch.library.register_fake("kvmeld::shared_scores")
 def _shared_scores(policy, cache, **_):
-    return cache[0].new_empty(cache[0].shape[:2], dtype=torch.float32)
+    return cache[0].new_empty(cache[4].shape[0], _slots(cache), dtype=torch.float32)
 
 
 @torch.library.register_fake("kvmeld::observe_step")
@@ -76,7 +81,7 @@ def _step(policy, cache, q, k, v, budget, **_):
 def _attend(policy, cache, q, *, probabilities=False, **_):
     _same_device(*cache, q)
     heads, group, _dim = q.shape
-    slots = cache[0].shape[1] if probabilities else 0
+    slots = _slots(cache) if probabilities else 0
     sizes = [(heads, group), (heads, group, slots)]
     out = q.new_empty(heads, group, cache[1].shape[-1], dtype=_written(cache))
     return out, *(q.new_empty(x, dtype=torch.float32) for x in sizes)

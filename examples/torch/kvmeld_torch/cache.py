@@ -308,20 +308,12 @@ class Cache(TransformersCache):
     def compress(self) -> None:
         """Ends the prompt now, not when its first token is decoded: a further part finds it compressed."""
         for layer in self.compressed:
-            _ = layer.heads
-
-    def slot_nbytes(self) -> int:
-        """Of slots in use, all layers."""
-        return sum(layer.heads.slot_nbytes() for layer in self.compressed if layer.heads is not None)
-
-    def state_nbytes(self) -> int:
-        """Of the policy's state, all layers."""
-        return sum(layer.heads.state_nbytes() for layer in self.compressed if layer.heads is not None)
+            _ = layer.held
 
     def nbytes(self) -> int:
-        """Of both."""
-        return self.slot_nbytes() + self.state_nbytes()
+        """Of all that is allocated for the layers with full attention."""
+        return sum(layer.nbytes() for layer in self.compressed)
 
-    def reserved_nbytes(self) -> int:
-        """Of all that is allocated for them, slots that are not in use included."""
-        return sum(layer.heads.reserved_nbytes() for layer in self.compressed if layer.heads is not None)
+    def state_nbytes(self) -> int:
+        """Of these, what the policy measures and remembers."""
+        return sum(layer.held.state_nbytes() for layer in self.compressed if layer.held is not None)

@@ -13,6 +13,8 @@ from ._library import ops
 from .spec import Spec
 
 _LINE = 16  # floats: a policy's memory has rows of whole cache lines
+_BY_SLOT = ("keys", "values", "log_mass", "position")
+_BY_HEAD = ("length", "seen", "memory")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Heads:
     """`heads` KV heads with places for `capacity` tokens each.
 
     Every head has its own length. Keys and values may have any strides; the rest is contiguous.
+    Packed, each head has its own capacity, and the places of all heads lie in a row.
     """
 
     policy: Policy
@@ -54,7 +57,7 @@ class Heads:
     seen: Tensor  # [heads] int32: tokens ever appended, the next one's position
     columns: Tensor  # [heads, columns, capacity] float32: the policy's, by slot
     memory: Tensor  # [heads, floats] float32: the policy's own
-    measured: Tensor  # [heads, 3] int64: slots with columns, queries observed, memory's capacity
+    measured: Tensor  # [heads, 3] int64: slots with columns, queries observed, memory's capacity; packed, its own
 
     @classmethod
     def over(
@@ -112,11 +115,20 @@ class Heads:
 
     @property
     def heads(self) -> int:
-        return self.keys.shape[0]
+        return self.length.shape[0]
+
+    @property
+    def is_packed(self) -> bool:
+        return self.keys.ndim == 2
+
+    @property
+    def capacities(self) -> list[int]:
+        """Of each head."""
+        return self.measured[:, 3].tolist() if self.is_packed else [self.keys.shape[1]] * self.heads
 
     @property
     def capacity(self) -> int:
-        return self.keys.shape[1]
+        return max(self.capacities)
 
     def compress(self, queries: Tensor | None, budget: int | list[int], positions: Tensor | None = None) -> None:
         """Brings each head to `budget` slots after a prompt.
@@ -183,6 +195,8 @@ class Heads:
 
     def chosen(self, index: Tensor) -> Self:
         """Copies of the heads of that index, in its order."""
+        if self.is_packed:
+            return self.padded().chosen(index).packed([self.capacities[h] for h in index.tolist()])
         return Heads(self.policy, self.spec, *(x.index_select(0, index) for x in self.tensors))
 
     def moved(self, capacity: int, policy: Policy | None = None) -> Self:
@@ -192,7 +206,7 @@ class Heads:
             raise ValueError(f"moved: expected a capacity of at least {kept} slots, got {capacity}")
         keys, values = (x.new_zeros(self.heads, capacity, x.shape[2]) for x in (self.keys, self.values))
         to = Heads.over(policy or self.policy, self.spec, keys, values)
-        for name in ("keys", "values", "log_mass", "position"):
+        for name in _BY_SLOT:
             getattr(to, name)[:, :kept] = getattr(self, name)[:, :kept]
         to.length, to.seen = self.length.clone(), self.seen.clone()
         if policy is None:
@@ -221,6 +235,38 @@ class Heads:
         first = parts[0]
         return Heads(first.policy, first.spec, *map(torch.cat, zip(*(p.tensors for p in wide))))
 
+    def packed(self, capacities: list[int]) -> Self:
+        """A copy with places for so many tokens of each head, and no more; on a GPU for the most of these in each."""
+        wide = self.padded()
+        if not self.keys.is_cpu or max(capacities) > wide.capacity:
+            wide = wide.moved(max(capacities))
+        if not self.keys.is_cpu:
+            return wide
+        places = self._places(capacities, wide.capacity)
+        by_slot = {name: getattr(wide, name)[places] for name in _BY_SLOT}
+        columns = wide.columns[places[:, None].expand(wide.columns.shape)]
+        own = self.measured.new_tensor(capacities)[:, None]
+        whole = {name: getattr(wide, name).clone() for name in _BY_HEAD}
+        return replace(wide, **by_slot, **whole, columns=columns, measured=torch.cat([wide.measured, own], 1))
+
+    def padded(self) -> Self:
+        """Of packed heads a copy with places for the longest in each."""
+        if not self.is_packed:
+            return self
+        capacities, most = self.capacities, self.capacity
+        keys, values = (x.new_zeros(self.heads, most, x.shape[1]) for x in (self.keys, self.values))
+        to = Heads.over(self.policy, self.spec, keys, values)
+        places = self._places(capacities, most)
+        for name in _BY_SLOT:
+            getattr(to, name)[places] = getattr(self, name)
+        to.columns[places[:, None].expand(to.columns.shape)] = self.columns
+        whole = {name: getattr(self, name).clone() for name in _BY_HEAD}
+        return replace(to, **whole, measured=self.measured[:, :3].contiguous())
+
+    def _places(self, capacities: list[int], most: int) -> Tensor:
+        """Which of `most` places [heads, most] each head has."""
+        return torch.arange(most, device=self.keys.device) < self.length.new_tensor(capacities)[:, None]
+
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Appends tokens [heads, tokens, dim] to every head, at its next positions."""
         tokens = keys.shape[1]
@@ -239,14 +285,10 @@ class Heads:
         self.length += tokens
         self.seen += tokens
 
-    def slot_nbytes(self) -> int:
-        """Of the slots in use: keys, values, log-mass and positions."""
-        return int(self.length.sum()) * (self.keys.element_size() * (self.keys.shape[2] + self.values.shape[2]) + 8)
-
-    def reserved_nbytes(self) -> int:
-        """Of all tensors, slots that are not in use included."""
+    def nbytes(self) -> int:
+        """Of all tensors, places without a token included."""
         return sum(t.nbytes for t in self.tensors)
 
     def state_nbytes(self) -> int:
-        """Of what the policy has for the slots in use, and beside them."""
-        return int(self.length.sum()) * 4 * self.columns.shape[1] + self.memory.nbytes
+        """Of these, what the policy measures and remembers."""
+        return sum(t.nbytes for t in (self.columns, self.memory, self.measured))

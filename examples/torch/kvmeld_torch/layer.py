@@ -2,7 +2,7 @@
 """One layer of a kvmeld_torch.Cache: its prompts, its decode steps."""
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Self
 
@@ -18,7 +18,9 @@ from .spec import Spec
 from .tokens import Prompt, Tokens
 
 _OWN_MASS = "ems"  # whose slots share entries: SDPA cannot attend over them, and its table does not grow
-_GROWTH = 256  # slots more where a head is full and nothing is evicted
+_GROWTH = 256  # slots that a share of such a policy may grow by
+_LEAST_SLACK = 8  # places of a head that its next tokens fill before memory is allocated again ...
+_SLACK = 16  # ... or so much of the mean length that this is a 16th
 
 
 @dataclass
@@ -31,14 +33,16 @@ class Decoding:
     slots: list[int]  # of a head, on average where heads share them
     target: list[int]  # slots of each head
     trigger: list[int]  # of each head; none: nothing is evicted
+    places: list[int] = field(default_factory=list)  # of each head
+    room: int = 0  # where nothing is evicted: steps that find a free place in every head
 
     def chosen(self, sequences: list[int]) -> Self:
         """Of these sequences, whose heads lie side by side."""
         each = len(self.target) // len(self.seen)
         heads = [b * each + h for b in sequences for h in range(each)]
-        by_head = [[x[h] for h in heads] if x else [] for x in (self.target, self.trigger)]
+        by_head = [[x[h] for h in heads] if x else [] for x in (self.target, self.trigger, self.places)]
         by_sequence = [[x[b] for b in sequences] for x in (self.policies, self.made_for, self.seen, self.slots)]
-        return Decoding(*by_sequence, *by_head)
+        return Decoding(*by_sequence, *by_head, self.room)
 
 
 @lru_cache
@@ -65,11 +69,20 @@ class Layer(CacheLayerMixin):
         self._draft: tuple[Heads, Decoding, list[Tokens]] | None = None  # what was before it, and its tokens
 
     @property
-    def heads(self) -> Heads | None:
+    def held(self) -> Heads | None:
         """All sequences, within their budgets: prompts that have been read end here. None: none has been read."""
         if self.pending and not self.cache.replay:
             end_prompt(self.cache.compressed if self.cache.shared else [self])
         return self._heads
+
+    @property
+    def heads(self) -> Heads | None:
+        """The same as [heads, capacity, ...], for a reader: a copy where heads are packed."""
+        return self.held.padded() if self.held is not None else None
+
+    def nbytes(self) -> int:
+        """Of all tensors, with those that a draft may be taken back to."""
+        return sum(x.nbytes() for x in (self.held, self._draft and self._draft[0]) if x)
 
     # ------------------------------------------------------------------ what transformers calls
 
@@ -119,16 +132,16 @@ class Layer(CacheLayerMixin):
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.heads is not None:
+        if self.held is not None:
             self.batch_select_indices(torch.arange(self.batch, device=self.device).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        if self.heads is None:
+        if self.held is None:
             return
         self._draft = None
-        each = self.heads.heads // self.batch
+        each = self.held.heads // self.batch
         index = (indices.to(self.device)[:, None] * each + torch.arange(each, device=self.device)).flatten()
-        self._heads, self.batch = self.heads.chosen(index), len(indices)
+        self._heads, self.batch = self.held.chosen(index), len(indices)
         self.decoding = self.decoding.chosen(indices.tolist())
         self._heads.policy = self.decoding.policies[0]
 
@@ -247,9 +260,10 @@ class Layer(CacheLayerMixin):
 
     def _decoded(self, sequence: int) -> Prompt:
         """A sequence as it was left by decoding."""
-        each, now = self.heads.heads // self.batch, self.decoding
+        held, now = self.held.padded(), self.decoding
+        each = held.heads // self.batch
         own = slice(sequence * each, (sequence + 1) * each)
-        heads = self.heads.rows(own.start, each)
+        heads = held.rows(own.start, each)
         heads = replace(heads.moved(heads.capacity), policy=now.policies[sequence])
         return Prompt(heads, now.slots[sequence], has_come=False, divided=[n - 1 for n in now.trigger[own]])
 
@@ -275,36 +289,52 @@ class Layer(CacheLayerMixin):
         policy = None if about["supports_decode"] else Policy("full_cache")  # another one than the prompt's
         slots = [p.slots for p in self.pending]
         limits = [_within(p.heads.policy.text, n) for p in self.pending for n in p.divided]
-        held = max(int(p.heads.length.max()) for p in self.pending)
-        capacity = max(max(max(p.divided) for p in self.pending) + 1, held) if decodes else held + _GROWTH
-        self._heads = Heads.joined([p.heads.moved(capacity, policy) for p in self.pending])
+        longest = max(int(p.heads.length.max()) for p in self.pending)
+        self._heads = Heads.joined([p.heads.moved(longest, policy) for p in self.pending])
         self.decoding = Decoding(
             policies=[policy or p.heads.policy for p in self.pending],
             made_for=slots,
             seen=[int(p.heads.seen[0]) for p in self.pending],
             slots=list(slots),
-            target=[b[0] for b in limits] if decodes else [capacity] * len(limits),
+            target=[b[0] for b in limits] if decodes else [longest] * len(limits),
             trigger=[b[1] for b in limits] if decodes else [],
         )
         self.pending = []
+        self._pack()
+
+    def _pack(self) -> None:
+        """Places for what each head holds before it evicts, or for what is held, and for some tokens more."""
+        now, lengths = self.decoding, self._heads.length.tolist()
+        now.room = max(_LEAST_SLACK, sum(lengths) // len(lengths) // _SLACK)
+        if now.trigger and self.cache.budget > 1:
+            now.room = 0  # such budgets do not grow
+        now.places = [max(both) + now.room for both in zip(lengths, now.trigger or lengths)]
+        self._heads = self._heads.packed(now.places)
 
     def _copy(self) -> Heads:
         """The heads as they are; where nothing is evicted in the same memory, as steps write behind what is held."""
-        h = self.heads
+        h = self.held
         if self.decoding.trigger:
-            return h.chosen(torch.arange(h.heads, device=self.device))
+            return Heads(h.policy, h.spec, *(x.clone() for x in h.tensors))
         return replace(h, length=h.length.clone(), seen=h.seen.clone(), measured=h.measured.clone())
 
     def _follow(self, active: list[bool]) -> None:
         """The next token of these sequences: budgets that are a share grow with it, and memory where it is full."""
-        each, now = self.heads.heads // self.batch, self.decoding
+        held, now = self.held, self.decoding
+        each = held.heads // self.batch
         self._answered = True
         now.seen = [n + is_new for n, is_new in zip(now.seen, active)]
-        if not now.trigger:
-            if int(self.heads.length.max()) == self.heads.capacity:
-                self._heads = self.heads.moved(self.heads.capacity * 5 // 4 + _GROWTH)
+        if now.trigger:
+            self._grow(each)
             return
-        most = int(self.heads.measured[:, 2].min()) - 1 if now.policies[0].name == _OWN_MASS else sys.maxsize
+        if now.room == 0:
+            self._pack()
+        now.room -= 1
+
+    def _grow(self, each: int) -> None:
+        """Budgets that are a share, of `each` heads of a sequence."""
+        now = self.decoding
+        most = int(self._heads.measured[:, 2].min()) - 1 if now.policies[0].name == _OWN_MASS else sys.maxsize
         for b, slots in enumerate(map(self.cache.slots_for, now.seen)):
             more = min(slots - now.slots[b], most - now.slots[b])
             if more <= 0:
@@ -314,9 +344,9 @@ class Layer(CacheLayerMixin):
                 now.made_for[b], now.policies[b] = now.slots[b], Policy(self.cache.text_for(now.slots[b]))
             for h in range(b * each, (b + 1) * each):
                 now.target[h], now.trigger[h] = _within(now.policies[b].text, now.trigger[h] - 1 + more)
-        self.heads.policy = now.policies[0]
-        if max(now.trigger) > self.heads.capacity:
-            self._heads = self.heads.moved(min(max(now.trigger) * 9 // 8, most + 1))
+        if any(t > p for t, p in zip(now.trigger, now.places)):
+            self._pack()
+        self._heads.policy = now.policies[0]
 
     def _step(self, new: Tokens) -> Tensor:
         batch, kv_heads, _, dim = new.key.shape
@@ -326,7 +356,7 @@ class Layer(CacheLayerMixin):
         q = new.query.reshape(batch * kv_heads, -1, dim).contiguous()
         k, v = new.key.reshape(-1, dim).contiguous(), new.value.reshape(-1, new.value.shape[3]).contiguous()
         if all(active) and len(set(policies)) == 1:
-            out = self.heads.step(q, k, v, *budgets)
+            out = self._heads.step(q, k, v, *budgets)
         else:  # sequences of other lengths share other numbers of slots
             out = q.new_zeros(*q.shape[:2], v.shape[1], dtype=torch.float32)
             for policy in set(policies):
@@ -334,7 +364,7 @@ class Layer(CacheLayerMixin):
                 chosen = [b * kv_heads + h for b in taken for h in range(kv_heads)]
                 if chosen:
                     rows = [x[chosen] for x in (q, k, v)]
-                    own = replace(self.heads, policy=policy)
+                    own = replace(self._heads, policy=policy)
                     out[chosen] = own.step(*rows, *budgets, heads=chosen).float()
         return out.to(new.query.dtype).view(batch, 1, -1, v.shape[1])
 

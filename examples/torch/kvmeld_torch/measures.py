@@ -83,7 +83,8 @@ FULL = Method("full cache", 1.0, "sdpa", DynamicCache)
 def held(cache: TransformersCache) -> tuple[int, int]:
     """Bytes of slots and of a policy's state, on this rank."""
     if isinstance(cache, Cache):
-        return cache.slot_nbytes(), cache.state_nbytes()
+        state = cache.state_nbytes()
+        return cache.nbytes() - state, state
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers), 0
 
 
