@@ -67,9 +67,10 @@ def kl_of(row: dict[str, str]) -> str:
     return number(float(row["kl"])) + (f" ± {number(error)}" if error >= 0.00005 else "")
 
 
-def share(budget: str) -> str:
-    """As evaluate has it, of the float32 cache's bytes; of a 16-bit cache's."""
-    return f"{2 * float(budget.removesuffix('%')):g} %"
+def share(run: Run, budget: str) -> str:
+    """Of a 16-bit cache's bytes; evaluate's shares were of the float32 cache's until 2026-11-29."""
+    half = 2 if re.search(r"\d{4}-\d\d-\d\d", run.measured)[0] < "2026-11-30" else 1
+    return f"{half * float(budget.removesuffix('%')):g} %"
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -98,7 +99,7 @@ def evicting(run: Run) -> str:
 
     ratios = [f"{best(b, True) / best(b, False):.2f}" if best(b, False) > 0 else "" for b in budgets]
     rows.append(["best `fold` over the best other", *ratios])
-    return table(["KL; slots per head", *map(share, budgets)], rows)
+    return table(["KL; slots per head", *(share(run, b) for b in budgets)], rows)
 
 
 def whole(run: Run) -> str:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The adapter for every policy, compiled once for all programs and tests.
-#include "llama_cpp/session.hpp"
+#include "evaluate/policies.hpp"
+#include "llama_cpp/llama_cpp.hpp"
 
 namespace kvmeld::llama {
 

@@ -14,8 +14,14 @@
 #include <vector>
 
 #include "engine/test_files.hpp"
+#include "llama_cpp/llama_cpp.hpp"
 #include "llama_cpp/own_engine.hpp"
-#include "llama_cpp/session.hpp"
+
+namespace kvmeld::llama {
+
+extern template class compressor<evaluate::any_policy>;  // the adapter's compressor.cpp compiles it
+
+}  // namespace kvmeld::llama
 
 namespace test {
 

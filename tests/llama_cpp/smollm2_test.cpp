@@ -5,8 +5,7 @@
 
 #include "llama_cpp/announced.hpp"
 #include "llama_cpp/bundled.hpp"
-#include "llama_cpp/draft.hpp"
-#include "llama_cpp/vocabulary.hpp"
+#include "llama_cpp/look_up.hpp"
 
 namespace smollm2_test {
 
@@ -58,10 +57,11 @@ TEST_CASE("llama.cpp: SmolLM2 writes the same beside a sequence, in drafts and l
     return;
   }
   const auto model = load_gguf(file);
-  const kvmeld::llama::vocabulary language(model.get());
   const auto first = [&](const std::string& text) {
-    auto tokens = language.read(text);
-    REQUIRE(static_cast<index_t>(tokens.size()) >= prompt);
+    std::vector<int> tokens(text.size());
+    REQUIRE(llama_tokenize(llama_model_get_vocab(model.get()), text.data(),
+                           static_cast<int>(text.size()), tokens.data(),
+                           static_cast<int>(tokens.size()), true, false) >= prompt);
     tokens.resize(prompt);
     return tokens;
   };
@@ -96,8 +96,8 @@ TEST_CASE("llama.cpp: SmolLM2 writes the same beside a sequence, in drafts and l
     for (; static_cast<index_t>(guessed.size()) < length; ++passes) {
       const auto at = static_cast<index_t>(guessed.size());
       std::vector<int> tokens = {guessed.back()};
-      const auto more = kvmeld::llama::look_up(
-          guessed, std::min({index_t{7}, drafted->kv.draft_room() - 1, length - at - 1}));
+      const auto more =
+          look_up(guessed, std::min({index_t{7}, drafted->kv.draft_room() - 1, length - at - 1}));
       tokens.insert(tokens.end(), more.begin(), more.end());
       std::vector<token_at> batch;
       for (std::size_t i = 0; i < tokens.size(); ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// Guesses of the tokens that come next, for a draft.
+// Guesses of the tokens that come next, for a draft.
 #pragma once
 
 #include <algorithm>  // std::equal
@@ -8,7 +8,9 @@
 
 #include "kvmeld/config.hpp"
 
-namespace kvmeld::llama {
+namespace test {
+
+using kvmeld::index_t;
 
 /// Prompt look-up: what came after the latest earlier place of the text's last three tokens, or
 /// two, or one; at most `most` tokens, none where there is no such place.
@@ -26,4 +28,4 @@ inline std::vector<int> look_up(std::span<const int> text, index_t most) {
   return {};
 }
 
-}  // namespace kvmeld::llama
+}  // namespace test
