@@ -3,13 +3,14 @@
 
 import importlib
 import sys
+import threading
 from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import assume_constant_result
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
@@ -24,11 +25,20 @@ _CHOOSE_A_CLASS = ("diffllama", "falcon", "gpt_neo", "gptj", "nemotron")
 
 _HIDDEN = -6e4  # added to a logit that does not count, in any dtype
 
-# Keys that a module has just handed to a cache, the cache's layer, and the module's. (It may pass on others made of them.)
-_updated: ContextVar[tuple[ref[Tensor], Any, int] | None] = ContextVar("updated", default=None)
+
+class _Handed(threading.local):
+    """Of each thread: `torch.compile` has guards for these, and none for a ContextVar."""
+
+    def __init__(self):
+        # Keys that a module has just handed to a cache, the cache's layer, and the module's. (It may pass on others.)
+        self.over: tuple[ref[Tensor], Any, int] | None = None
+
+
+_handed = _Handed()
 _by_sdpa: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
+@assume_constant_result
 def has_interface(code: str) -> bool:
     """Does a model's module call what attn_implementation names? (Some compute attention in the layer itself.)"""
     return hasattr(sys.modules.get(code), "eager_attention_forward")
@@ -36,15 +46,14 @@ def has_interface(code: str) -> bool:
 
 def attach(keys: Tensor, layer: Any, index: int) -> None:
     """Tells the attention that follows, of that layer, whose cache its new rows are for."""
-    _updated.set((ref(keys), layer, index))
+    _handed.over = ref(keys), layer, index
 
 
 def _attached(module: nn.Module) -> Any:
-    updated = _updated.get()
-    if updated is None:
+    if _handed.over is None:
         return None
-    _updated.set(None)
-    keys, layer, index = updated
+    keys, layer, index = _handed.over
+    _handed.over = None
     return layer if keys() is not None and index == getattr(module, "layer_idx", None) else None
 
 
@@ -112,8 +121,10 @@ class Own:
         options = self.options | {"dropout": dropout, "scaling": scale}
         tokens, keys = query.shape[2], key.shape[2]
         out = []
-        for rows in torch.arange(tokens, device=query.device).split(_BLOCK):
-            seen = keys if mask is not None else int(rows[-1]) + 1 + keys - tokens
+        for first in range(0, tokens, _BLOCK):
+            last = min(first + _BLOCK, tokens)
+            rows = torch.arange(first, last, device=query.device)
+            seen = keys if mask is not None else last + keys - tokens
             added = self._added(mask, rows, keys - tokens, seen).to(query.dtype)
             k, v = key[:, :, :seen], value[:, :, :seen]
             out.append(function(self.module, query[:, :, rows], k, v, added, **options)[0])
@@ -133,25 +144,22 @@ class Own:
         return added
 
     def by_sdpa(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
-        """Does SDPA compute this layer's attention? Measured once, on random rows."""
+        """Does SDPA compute this layer's attention? It knows no sinks; all else is measured once, on random rows."""
         if self.slopes is not None:
             return True
-        found = _by_sdpa.get(self.module)
-        if found is None:
-            with unrounded(query):
-                off = [
-                    (sdpa_attention_forward(self.module, *x, None, 0.0, self.scaling)[0] - self.eager(*x)).abs().max()
-                    for x in _random_rows(query, key, value, self.scaling)
-                ]
-            found = _by_sdpa[self.module] = bool(max(off) < _ROUNDING)
-        return found
+        if self.options.get("s_aux") is not None:
+            return False
+        options = {name: x for name, x in self.options.items() if isinstance(x, (bool, int, float, str))}
+        shapes = [(x.shape[1], x.shape[3]) for x in (query, key, value)]
+        return _sdpa_computes(self.module, self.scaling, options, shapes, query.device)
 
     def expect(self, spec: Spec, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Refuses a layer whose attention is not what the operators compute by `spec`: random rows are tried."""
-        for q, k, v in _random_rows(query, key, value, self.scaling):
+        shapes = [(x.shape[1], x.shape[3]) for x in (query, key, value)]
+        for q, k, v in _random_rows(shapes, query.device, self.scaling):
             heads = Heads.over(Policy("full_cache"), spec, k[0], v[0], tokens=k.shape[2])
             mine = heads.attend(q[0, :, -1].unflatten(0, (k.shape[1], -1)).contiguous())[0].flatten()
-            with unrounded(query):
+            with unrounded(query.device):
                 own = self.eager(q, k, v)[0, -1].flatten()
             worst = int((mine - own).abs().argmax())
             if not (mine - own)[worst].abs() <= _ROUNDING:
@@ -161,21 +169,41 @@ class Own:
                 )
 
 
-def unrounded(x: Tensor) -> torch.autocast:
+def unrounded(device: torch.device) -> torch.autocast:
     """Without the rounding of `torch.autocast`, if that is on: for what is measured, not for a model's own numbers."""
-    return torch.autocast(x.device.type, enabled=False)
+    return torch.autocast(device.type, enabled=False)
+
+
+@assume_constant_result
+def _sdpa_computes(
+    module: nn.Module, scaling: float | None, options: dict, shapes: list[tuple[int, int]], device: torch.device
+) -> bool:
+    found = _by_sdpa.get(module)
+    if found is None:
+        own = Own(module, scaling, options)
+        with unrounded(device), torch.no_grad():
+            off = [
+                (sdpa_attention_forward(module, *x, None, 0.0, scaling)[0] - own.eager(*x)).abs().max()
+                for x in _random_rows(shapes, device, scaling)
+            ]
+        found = _by_sdpa[module] = bool(max(off) < _ROUNDING)
+    return found
 
 
 _ROUNDING = 1e-3  # of outputs of random rows of size 1, in float32 or a kernel's precision
 
 
-def _random_rows(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Iterator[list[Tensor]]:
-    """Of some tokens, in float32: with logits as large as models cap, and with ones that a sink outweighs."""
-    scale = scaling if scaling is not None else query.shape[3] ** -0.5
+def _random_rows(
+    shapes: list[tuple[int, int]], device: torch.device, scaling: float | None
+) -> Iterator[list[Tensor]]:
+    """Queries, keys and values, of `shapes` (heads, dim) and some tokens, in float32: with logits as large as models
+    cap, and with ones that a sink outweighs."""
+    dim = shapes[0][1]
+    scale = scaling if scaling is not None else dim**-0.5
     draw = torch.Generator().manual_seed(37)
     for size in (8.0, 0.5):
-        rows = [torch.randn(1, x.shape[1], 12, x.shape[3], generator=draw).to(x.device) for x in (query, key, value)]
-        rows[0] *= size / (scale * query.shape[3] ** 0.5)
+        rows = [torch.randn(1, heads, 12, dim, generator=draw).to(device) for heads, dim in shapes]
+        rows[0] *= size / (scale * dim**0.5)
         yield rows
 
 

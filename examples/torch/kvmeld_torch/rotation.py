@@ -2,9 +2,9 @@
 """What a model's layers rotate, read off the rows that its own code makes of one token at several positions."""
 
 import sys
+import threading
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
@@ -18,7 +18,15 @@ _ROWS = 4  # random hidden states, each at all positions
 _SEED = 37
 _EQUAL = 1e-6  # of sums of products: fewer pairs are as good then
 
-_found: ContextVar[dict | None] = ContextVar("found", default=None)
+
+class _Noting(threading.local):
+    """Of each thread: what a model that is measured has shown of its layers; None: none is."""
+
+    def __init__(self):
+        self.found: dict | None = None
+
+
+_noting = _Noting()
 
 
 @dataclass(frozen=True)
@@ -61,11 +69,10 @@ def measured(model: PreTrainedModel, tokens: int, layers: Container[int] | None 
 
 def noted(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
     """While a model is measured: an attention's output; its rows have been noted."""
-    found = _found.get()
-    if found is None:
+    if _noting.found is None:
         return None
     rows = torch.cat([key, query], 1).flatten(0, 1).detach()  # which rotate alike
-    found[module.layer_idx] = (type(module).__name__, rows)
+    _noting.found[module.layer_idx] = (type(module).__name__, rows)
     return value.new_zeros(*query.shape[:3], value.shape[3]).transpose(1, 2).contiguous()
 
 
@@ -105,11 +112,11 @@ def _one_row_a_sequence(model: PreTrainedModel, count: int) -> Iterator[tuple[nn
     for m in apart.modules():
         if hasattr(m, "layer_idx"):
             m.register_forward_pre_hook(repeated, with_kwargs=True)
-    token = _found.set(found)
+    _noting.found = found
     try:
         yield apart, found
     finally:
-        _found.reset(token)
+        _noting.found = None
 
 
 def _pairs(x: Tensor, moved: Tensor) -> tuple[Tensor, Tensor, Rotation]:
