@@ -54,12 +54,12 @@ TEST_CASE("fold by scores in a stream is its oracle: what stands out has all but
 TEST_CASE("fold that scores what it decodes is its oracle, from an empty cache and after a prompt",
           "[oracle]") {
   const index_t of_group = GENERATE(1, 3), width = GENERATE(7, 16), more = GENERATE(0, 37),
-                rescore = GENERATE(1, 5, 16), prompt = GENERATE(0, 90);
+                rescore = GENERATE(1, 5, 16), period = GENERATE(0, 4), prompt = GENERATE(0, 90);
   const bool shared = GENERATE(false, true);
   const fixtures::layer_terms terms = GENERATE(from_range(fixtures::merged_terms));
   INFO(terms.name << ", dim " << width << ", group " << of_group);
   fold policy = shared ? fold{}.sharing(40) : fold{.pins = fold::pin_rule::scores};
-  policy.decode.period = 4, policy.decode.rescore = rescore;
+  policy.decode.period = period, policy.decode.rescore = rescore;
   const index_t slots = shared ? policy.slots_beside_pins() + more : 40;
   const oracle::fold o{.sinks = 4,
                        .recent = policy.prompt_recent,
@@ -70,7 +70,7 @@ TEST_CASE("fold that scores what it decodes is its oracle, from an empty cache a
                        .by_scores = true,
                        .clusters = policy.clusters,
                        .mean_slots = policy.mean,
-                       .period = 4,
+                       .period = period,
                        .decode_recent = 10,
                        .rescore = rescore};
   fixtures::cache<float> kv{terms.shape(1, of_group, width, std::max(slots, prompt) + 1,
@@ -79,6 +79,9 @@ TEST_CASE("fold that scores what it decodes is its oracle, from an empty cache a
   auto state = fixtures::make_state(any, kv);
   oracle::head expected = fixtures::to_oracle(kv.head(0));
   const budget most = kvmeld::budget_within(any, slots);
+  if (slots - kvmeld::declared(any).min_budget() > std::max(rescore, 4)) {
+    CHECK(most.trigger - most.slots == (period > 0 ? period : std::max(rescore, slots / 16)));
+  }
   std::vector<float> out(static_cast<std::size_t>(of_group * (width + 3)));
   if (prompt > 0) {
     const auto k = fixtures::normal(prompt * width), v = fixtures::normal(prompt * (width + 3));

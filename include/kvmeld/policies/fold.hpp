@@ -291,8 +291,6 @@ struct fold_decode {
   index_t period = 0;
   index_t rescore = 0;
 
-  index_t freed(index_t slots) const { return detail::fold_freed(period, slots); }
-
   /// Raises `score [length]` to `score::lookahead_max` of the queries held: query `i` of `count`
   /// goes `score_horizon · i / count` positions beyond the next one, and has the log-sum-exp of its
   /// own step. A slot keeps the largest that it had, since one query alone may find it. Not
@@ -612,7 +610,7 @@ struct fold {
       option("stride", in(&fold::decode, &fold_decode::stride), 1, any_count,
              "steps per remembered query"),
       option("period", in(&fold::decode, &fold_decode::period), 0, any_count,
-             "slots freed at once; 0: a sixteenth of the budget"),
+             "slots freed at once; 0: a sixteenth of the budget, `rescore` at least"),
       option("rescore", in(&fold::decode, &fold_decode::rescore), 0, any_count,
              "with pins=1: steps after which all slots are scored by the queries of those steps, "
              "in place of `queries` and `stride`; 0: decoded tokens are pinned by leverage"),
@@ -655,6 +653,11 @@ struct fold {
   }
   /// Are slots scored by the queries of decode?
   bool rescores() const { return pins == pin_rule::scores && decode.rescore > 0; }
+  /// Slots that one plan of decode frees. A plan costs more than the scores that it is made by.
+  index_t freed(index_t slots) const {
+    return std::max(detail::fold_freed(decode.period, slots),
+                    rescores() && decode.period == 0 ? decode.rescore : index_t{0});
+  }
   bool weighs() const { return pins == pin_rule::scores && leverage_exponent > 0; }
   /// What the scores of a prompt are multiplied by; none without an exponent. Over the heads h of a
   /// model that share slots, and their tokens t:
@@ -753,7 +756,7 @@ struct fold {
   detail::fold_pins pinned() const {
     return {sinks, recent, recent_share, share, clusters, prompt_recent, score_share, gain, mean};
   }
-  index_t eviction_batch(index_t slots) const { return decode.freed(slots) - 1; }
+  index_t eviction_batch(index_t slots) const { return freed(slots) - 1; }
   observation_needs needs() const { return {.log_sum_exp = rescores(), .query = true}; }
   /// Pins by scores are measured on all of a prompt; what is merged, on queries of future
   /// positions.
@@ -851,7 +854,7 @@ struct fold {
   void plan(const kv_head auto& head, const head_state& state, index_t target, slot_scratch& work,
             merge_plan& out) const {
     const auto memory = memory_of(head, state);
-    const index_t slots = std::min(head.length() - 1, target + decode.freed(target) - 1);
+    const index_t slots = std::min(head.length() - 1, target + freed(target) - 1);
     const auto scored = memory.scored();
     const bool by_scores = pins == pin_rule::scores;
     if (rescores()) {
