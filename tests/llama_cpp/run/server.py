@@ -222,9 +222,9 @@ def figures(options):
     rows, answers = {}, {}
     print("\n| cache | resident at the start, MiB | with the text, MiB | tokens | prompt, tokens/s | decode, tokens/s | fact | answers as plain's |")
     print("|---|---|---|---|---|---|---|---|")
-    for name, budget, more in (("plain", None, ()), ("plain, q8_0", None, ("-ctk", "q8_0", "-ctv", "q8_0")),
-                               ("100%", "100%", ()), ("10%", "10%", ())):
-        with Server(options, budget, ["-np", "1", *more]) as s:
+    for name, budget, more, run in (("plain", None, (), ()), ("plain, q8_0", None, ("-ctk", "q8_0", "-ctv", "q8_0"), ()),
+                                    ("100%", "100%", (), ("--rows", "half")), ("10%", "10%", (), ())):
+        with Server(options, budget, ["-np", "1", *more], run) as s:
             started = s.resident()
             answers[name] = [content(s.complete(p)) for p in prompts]
             answer = s.complete(long, 64, ignore_eos=True)
@@ -264,7 +264,7 @@ def main():
         if one == "refusals":
             refusals(options)
         elif one == "behaviour":
-            behaviour(options, "100%", "100%")
+            behaviour(options, "100%", "100%", ["--rows", "half"])
             behaviour(options, "10%", "10%")
             behaviour(options, "10%", "10%, equal", ["--equal"])
         else:
