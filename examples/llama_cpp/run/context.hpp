@@ -68,10 +68,12 @@ class context {
     saved_.resize(sequences);
     keep_threads(std::max(p.n_threads, p.n_threads_batch));
     try_out(model);
+    // No slots: a policy that keeps all, in rows of few bits.
     std::fprintf(stderr,
                  "kvmeld-run: %.*s, %d slots per head%s of %u tokens per sequence; %u cells\n",
-                 static_cast<int>(s.policy.name().size()), s.policy.name().data(), kv_->slots(),
-                 s.is_shared() ? " on average" : "", tokens_, p.n_ctx);
+                 static_cast<int>(s.policy.name().size()), s.policy.name().data(),
+                 kv_->slots() > 0 ? kv_->slots() : room, s.is_shared() ? " on average" : "",
+                 tokens_, p.n_ctx);
   }
 
   llama_context* get() const { return context_.get(); }
