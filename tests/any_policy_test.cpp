@@ -47,7 +47,7 @@ double state_size(const Policy& policy) {
   return 100 * static_cast<double>(state.bytes()) / (slots * dim * 2 * sizeof(float));
 }
 
-/// The bounds of docs/lab/2026-11-22-cpu.md, in per cent.
+/// The bounds of docs/results/cost.md, in per cent.
 template <class... Policies>
 void small_beside_the_cache(std::type_identity<kvmeld::basic_any_policy<Policies...>>) {
   const auto most = [](std::string_view name) {

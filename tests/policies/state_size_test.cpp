@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/// What policies keep of a head in addition to its slots: docs/lab/2026-11-22-cpu.md.
+/// What policies keep of a head in addition to its slots: docs/results/cost.md.
 #include <catch2/catch.hpp>
 #include <map>
 #include <string>
