@@ -240,9 +240,9 @@ def blocks(page: str) -> list[str]:
 def measured(block: str) -> list[str]:
     """The measured numbers of a block, as they stand there."""
     found = []
-    for line in block.splitlines():
+    for line in NAMES.sub(lambda m: " " + "\n" * m[0].count("\n"), block).splitlines():
         in_table = line.lstrip().startswith("|")
-        for match in NUMBER.finditer(NAMES.sub(lambda m: "]" if m[0][0] == "]" else " ", line)):
+        for match in NUMBER.finditer(line):
             if in_table or "." in match[1] or match[2]:
                 found.append(match[1])
     return found
