@@ -52,6 +52,7 @@ FIRST = [
     ("fold/k6v4", 20), ("keepkv/q8_0", 20), ("h2o/q8_0", 20),
     ("full_cache/k4v4", None), ("full_cache/k8v4", None), ("full_cache/q8_0", None),
 ]  # fmt: skip
+WRITTEN = {"kl": "KL", "mib": "MiB", "kib": "KiB", "mb": "MB", "pin": "PIN"}  # of columns
 STRICT = ["README.md", "docs/explanation/benchmarks.md", "docs/explanation/limits.md"]
 MARKED = re.compile(r"(<!-- pages.py: (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -182,7 +183,8 @@ def any_table(run: Run) -> str:
 
     def head(base: str, names: list[str]) -> str:
         of = " / ".join(n.removeprefix(base + "_") for n in names)
-        return base.replace("_", " ") + (f", {of}" if names != [base] else "")
+        text = names[0].replace("_", " ") if len(names) == 1 else f"{base.replace('_', ' ')}, {of}"
+        return re.sub(r"\b(kl|mib|kib|mb|pin)\b|(?<=\d)%", lambda m: WRITTEN.get(m[0], " %"), text)
 
     rows = [[cell(row, names) for names in columns.values()] for row in run.rows]
     return table([head(*c) for c in columns.items()], rows)
@@ -221,7 +223,7 @@ NUMBER = re.compile(
     r"(\s*(?:%|points|[KMG]i?B\b|tokens/s|[mµ]?s\b))?")  # fmt: skip
 NAMES = re.compile(
     r"\b(?:Eigen|Qwen|Gemma|Llama|Debian|clang|g\+\+|CUDA|PyTorch|transformers|kvpress|kvmeld|Python)[ -]?\d[\d.]*"
-    r"|\d+\.\d+\.\d+|§[\d.]+|\d{4}-\d\d-\d\d|`[^`]*`|\]\([^)]*\)|C\+\+\d+")  # fmt: skip
+    r"|\d+\.\d+\.\d+|§[\d.]+|`[^`]*`|\]\([^)]*\)|C\+\+\d+")  # fmt: skip
 LINK = re.compile(r"\]\([^)]*results/([\w-]+)\.md(?:#([^)]*))?\)")
 
 
@@ -257,8 +259,9 @@ def unsourced(page: str, sources: dict[tuple[str, str], str], strict: bool) -> l
         there = "\n".join(text for (of, at), text in sources.items() if (of, at) in links or (of, "") in links)
         known = [float(n.replace(",", "")) for n, _ in NUMBER.findall(there.replace("/", " ").replace("%", " % "))]
         for shown in measured(block) if links or strict else []:
-            x, half = float(shown.replace(",", "")), 0.5 * 10.0 ** -len(shown.partition(".")[2])
-            if not any(abs(x - y) <= half * 1.0001 for y in known):
+            x, digits = float(shown.replace(",", "")), len(shown.partition(".")[2])
+            half = 0.5001 * 10.0**-digits if digits or x >= 10 else 0  # a count is not a rounded share
+            if not any(abs(x - y) <= half for y in known):
                 wrong.append(f"{shown} in “{' '.join(block.split())[:60]}…”")
     return wrong
 

@@ -105,8 +105,10 @@ def test_a_number_without_a_source_is_found(root: Path) -> None:
         (f"- One takes 1.33 {link}.\n- Another, too: 1.33.", ["1.33 in “- Another"]),
         (table.format("3.1", link), []),
         (table.format("4", link), ["4 in"]),
+        (table.format("3", link), ["3 in"]),  # 3.13 is no count of 3
         (table.format("3.1", "no link"), ["3.1 in"]),
         (f"It needs Eigen 3.4, C++20 and `x = 7.5`, of 2026-11-28 {link}.\n\n    at 9.9 %\n", []),
+        ("```cpp\nint y;\n\nfloat x = 9.9;\n```\n", []),
         ("It takes 16 % and 3 ms.", ["16 in", "3 in"]),
         ("See [there](docs/results/cost.md#a-step).", ["cost.md#a-step, which is not there"]),
     ]:
