@@ -282,7 +282,9 @@ def main() -> None:
         of.sort(key=lambda r: (0, r.options["--text"], -int(r.options["--room"])) if r.examination else (1,))
         head = HEAD.format(title=of[0].subject) + (EXAMINED.format(name=name) if of[0].examination else "")
         made[pages / f"{name}.md"] = "\n".join([head, *map(section, of)])
-        sources.update({(name, anchor(r.heading)): section(r) + r.text for r in of})
+        for r in of:
+            at = name, anchor(r.heading)
+            sources[at] = sources.get(at, "") + section(r) + r.text
     if readme.exists():
         of_readme = {"KL": first_table(runs), "what ran where": "".join(map(any_table, of_page["tested"]))}
         made[readme] = MARKED.sub(lambda m: m[1] + of_readme[m[2]] + m[3], readme.read_text())
