@@ -46,4 +46,11 @@ Any make_policy(std::string_view text) {
                  "'");
 }
 
+#ifdef KVMELD_COMPILED  // as the target kvmeld::compiled defines it, which has these
+extern template any_policy make_policy(std::string_view);
+extern template void set_option(any_policy&, std::string_view);
+extern template std::string text(const any_policy&);
+extern template void validate(const any_policy&);
+#endif
+
 }  // namespace kvmeld::inline v0

@@ -37,6 +37,10 @@ extern template class declared<any_policy_or_peer>;
 extern template class detail::head_policies<any_policy_or_peer>;
 extern template class detail::open_heads<any_policy_or_peer>;
 extern template class compressor<any_policy_or_peer>;
+extern template any_policy_or_peer make_policy(std::string_view);
+extern template void set_option(any_policy_or_peer&, std::string_view);
+extern template std::string text(const any_policy_or_peer&);
+extern template void validate(const any_policy_or_peer&);
 
 }  // namespace kvmeld::inline v0
 #endif
