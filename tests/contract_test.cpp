@@ -6,7 +6,7 @@
 #include <sstream>
 #include <vector>
 
-#include "kvmeld/kvmeld.hpp"
+#include "kvmeld/peers.hpp"
 #include "support/fixtures.hpp"
 
 namespace contract_test {

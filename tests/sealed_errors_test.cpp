@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kvmeld/detail/bytes.hpp"
+#include "kvmeld/peers.hpp"
 #include "support/shared_prefix.hpp"
 
 namespace sealed_errors_test {

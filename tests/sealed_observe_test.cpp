@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kvmeld/peers.hpp"
 #include "support/sealed_pair.hpp"
 
 namespace sealed_observe_test {

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <vector>
 
+#include "kvmeld/peers.hpp"
 #include "support/shared_prefix.hpp"
 
 namespace sealed_requests_test {

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <functional>
 
+#include "kvmeld/peers.hpp"
 #include "support/fixtures.hpp"
 #include "support/saved.hpp"
 

@@ -2,6 +2,7 @@
 // Rows of steps, and queries of prompts, in the engine's own scalar.
 #include <catch2/catch.hpp>
 
+#include "kvmeld/peers.hpp"
 #include "support/fixtures.hpp"
 
 namespace step_input_test {

@@ -3,6 +3,7 @@
 // has no slots beyond its window.
 #include <catch2/catch.hpp>
 
+#include "kvmeld/peers.hpp"
 #include "support/all_heads.hpp"
 #include "support/windowed.hpp"
 

@@ -4,6 +4,7 @@
 #include <sstream>
 #include <string>
 
+#include "kvmeld/peers.hpp"
 #include "support/windowed.hpp"
 
 namespace windows_test {

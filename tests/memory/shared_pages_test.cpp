@@ -6,6 +6,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "kvmeld/peers.hpp"
 #include "support/fixtures.hpp"
 
 namespace shared_pages_test {
