@@ -51,7 +51,9 @@ struct cache_tensors {
   /// end. Empty: `shape.capacity` places each.
   std::vector<std::ptrdiff_t> ends;
   std::shared_ptr<const kvmeld::attention_spec> spec;  ///< heads point to it
-  kvmeld::storage type = kvmeld::storage::f32;
+  kvmeld::storage_pair type = kvmeld::storage::f32;
+  /// Of head 0, rows in few bits: the newest `[heads, rows in half, dim]`, means `[heads, dim]`.
+  kvmeld::rows_beside beside;
   page_tensors paged;
   tensor_rows keys, values;   ///< [heads, capacity, dim or value_dim]
   float* log_mass = nullptr;  ///< [heads, capacity], as `position`; packed [places]
@@ -74,6 +76,22 @@ struct cache_tensors {
                         : ends[static_cast<std::size_t>(h) - 1];
   }
   index_t capacity(index_t h) const { return static_cast<index_t>(first(h + 1) - first(h)); }
+
+  kvmeld::rows_beside beside_of(index_t h) const {
+    using kvmeld::row_bytes, kvmeld::storage;
+    kvmeld::rows_beside of = beside;
+    if (of.newest.count > 0) {
+      const auto row = static_cast<std::size_t>(h) *
+                       static_cast<std::size_t>(kvmeld::rows_in_half(of.newest.count));
+      of.newest.keys += row * row_bytes(storage::f16, shape.dim);
+      of.newest.values += row * row_bytes(storage::f16, shape.value_dim);
+      of.newest.rounded += h;
+    }
+    if (of.key_mean != nullptr) {
+      of.key_mean += std::ptrdiff_t{h} * shape.dim;
+    }
+    return of;
+  }
 };
 
 /// Where queries `[heads, group, count, dim]` lie: strides in elements, rows contiguous.

@@ -80,6 +80,14 @@ Tensor shared_scores(const text& policy, TensorList cache, std::int64_t group, d
   });
 }
 
+void convert(TensorList to, TensorList cache, std::int64_t group, double scale,
+             const maybe& terms) {
+  guarded([&] {
+    const model_shape model{group, scale, terms};
+    kvmeld_torch::convert(cache_of(cache, model), cache_of(to, model), torch_threads());
+  });
+}
+
 std::vector<std::int64_t> divide(const text& policy, const Tensor& scores, std::int64_t slots) {
   return guarded([&] {
     kvmeld::expects(scores.dim() == 2 && scores.size(0) > 0,
@@ -159,6 +167,7 @@ TORCH_LIBRARY_IMPL(kvmeld, CPU, m) {
   m.impl("compress", cpu::compress);
   m.impl("shared_scores", cpu::shared_scores);
   m.impl("divide", cpu::divide);
+  m.impl("convert", cpu::convert);
   m.impl("observe", cpu::observe);
   m.impl("observe_step", cpu::observe_step);
   m.impl("step", cpu::step);

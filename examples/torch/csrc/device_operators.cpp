@@ -99,7 +99,7 @@ class device_work {
   const device_call& call() const { return call_; }
   const device_calls& calls() const { return calls_for(type()); }
   const tensor_shape& shape() const { return call_.cache.shape; }
-  storage type() const { return call_.cache.type; }
+  storage type() const { return call_.cache.type.keys; }
   at::Device device() const { return device_; }
   /// Heads that the call is for.
   index_t count() const { return count_; }
@@ -132,8 +132,8 @@ class device_work {
 
  private:
   static at::Device device_of(TensorList cache) {
-    kvmeld::expects(cache.size() == parts, "cache: expected ", parts, " tensors, got ",
-                    cache.size());
+    kvmeld::expects(cache.size() == parts, "cache: expected ", parts,
+                    " tensors on a GPU (rows in few bits are held on the CPU), got ", cache.size());
     return cache[0].device();
   }
 

@@ -13,8 +13,8 @@ void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(kvmeld, CUDA, m) {
-  for (const char* name :
-       {"compress", "shared_scores", "divide", "observe", "observe_step", "step", "attend"}) {
+  for (const char* name : {"compress", "shared_scores", "divide", "convert", "observe",
+                           "observe_step", "step", "attend"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse>());
   }
 }

@@ -6,6 +6,7 @@
 
 #include "kvmeld/compress/held_queries.hpp"
 #include "kvmeld/compress/shared_slots.hpp"
+#include "kvmeld/memory/convert.hpp"
 
 namespace kvmeld_torch {
 
@@ -106,6 +107,20 @@ void shared_scores(const any_policy& policy, tensor_cache cache, float* scores) 
       }
     }
   }
+}
+
+void convert(tensor_cache from, tensor_cache to, const threads& run) {
+  const tensor_shape &a = from.tensors().shape, &b = to.tensors().shape;
+  expects(a.heads == b.heads && a.dim == b.dim && a.value_dim == b.value_dim, "convert: expected ",
+          a.heads, " heads of ", a.dim, " and ", a.value_dim, " numbers, got ", b.heads, " of ",
+          b.dim, " and ", b.value_dim);
+  for (index_t h = 0; h < from.heads(); ++h) {
+    expects(kvmeld::errc::no_capacity, from.head(h).length() <= to.head(h).capacity(),
+            "convert: expected a capacity of at least ", from.head(h).length(), " slots, got ",
+            to.head(h).capacity(), " of head ", h);
+  }
+  run(from.heads(),
+      [&](index_t h, index_t) { kvmeld::detail::copy_slots(from.head(h), to.head(h)); });
 }
 
 void observe_step(const any_policy& policy, tensor_cache cache, const float* probabilities,

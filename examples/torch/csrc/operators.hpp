@@ -70,6 +70,10 @@ void compress(const kvmeld::any_policy_or_peer& policy, tensor_cache cache,
               const query_rows& queries, std::span<const kvmeld::budget> budgets,
               const threads& run);
 
+/// All that `from` holds into `to`, whose rows are held as others; `to` is empty.
+/// Refused: another shape, too few slots.
+void convert(tensor_cache from, tensor_cache to, const threads& run);
+
 /// A decode step's attention: `probabilities [heads, group, capacity]` of which a head's length is
 /// used, `log_sum_exp [heads, group]` and `query [heads, group, dim]` or null.
 void observe_step(const kvmeld::any_policy_or_peer& policy, tensor_cache cache,

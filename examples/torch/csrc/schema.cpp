@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "arguments.hpp"
+#include "kvmeld/memory/make_storage.hpp"
 #include "operators.hpp"
 #include "tensors.hpp"
 
@@ -34,6 +35,18 @@ std::vector<std::int64_t> budget_within(const text& policy, std::int64_t slots) 
   });
 }
 
+/// What rows of a storage take, by its text: bytes of a key and of a value, and of each head rows
+/// in half and numbers of its keys' mean.
+std::vector<std::int64_t> row_sizes(const text& rows, std::int64_t dim, std::int64_t value_dim) {
+  return guarded([&]() -> std::vector<std::int64_t> {
+    const auto type = kvmeld::make_storage(rows);
+    const index_t of_key = positive("dim", dim), of_value = positive("dim", value_dim);
+    return {static_cast<std::int64_t>(row_bytes(type.keys, of_key)),
+            static_cast<std::int64_t>(row_bytes(type.values, of_value)),
+            kvmeld::rows_in_half(type.newest), is_centred(type.keys) ? dim : 0};
+  });
+}
+
 /// Of a slot that nothing was observed of, a number for each of the policy's columns.
 std::vector<double> initial_columns(const text& policy) {
   return guarded([&] {
@@ -54,15 +67,21 @@ void declare(torch::Library& m) {
   // [columns * places], of which each head's are [columns, its capacity]. On a GPU
   // keys and values may lie in an engine's pages [pages, slots, heads of a sequence, dim]; heads
   // are those of all sequences then, the capacity is a row of the table [sequences, pages of each]
-  // in int32, which takes the place of measured. `terms`: what a model's attention has beside group
-  // and scale (`read_terms`), on the CPU. `places`: heads in int32 on a GPU, -1 for none, which a
-  // graph reads when it is replayed.
+  // in int32, which takes the place of measured. On the CPU rows may be in few bits: keys and
+  // values are bytes then, and four tensors more have newest_keys and newest_values [heads, rows in
+  // half, dim], key_mean [heads, dim, or 0 where keys are held as they are] in half, rounded
+  // [heads] in int32. `terms`: what a model's attention has beside group and scale (`read_terms`),
+  // on the CPU. `places`: heads in int32 on a GPU, -1 for none, which a graph reads when it is
+  // replayed.
   m.def(
       "compress(str policy, Tensor(a!)[] cache, Tensor? queries, int[] budget, *, int[] "
       "trigger=[], Tensor? positions=None, int group=1, float scale=0., Tensor? terms=None) -> ()");
   m.def(
       "shared_scores(str policy, Tensor(a!)[] cache, *, int group=1, float scale=0., Tensor? "
       "terms=None) -> Tensor");
+  m.def(
+      "convert(Tensor(a!)[] to, Tensor[] cache, *, int group=1, float scale=0., Tensor? "
+      "terms=None) -> ()");
   m.def("divide(str policy, Tensor scores, int slots) -> int[]");
   m.def(
       "observe(str policy, Tensor(a!)[] cache, Tensor queries, *, int before=0, int group=1, "
@@ -79,6 +98,7 @@ void declare(torch::Library& m) {
       "attend(str policy, Tensor[] cache, Tensor q, *, bool probabilities=False, int group=1, "
       "float scale=0., Tensor? terms=None) -> (Tensor, Tensor, Tensor)");
   m.def("describe(str policy, int dim, int group, int capacity) -> int[]", describe);
+  m.def("row_sizes(str rows, int dim, int value_dim) -> int[]", row_sizes);
   m.def("initial_columns(str policy) -> float[]", initial_columns);
   m.def("budget_within(str policy, int slots) -> int[]", budget_within);
 }

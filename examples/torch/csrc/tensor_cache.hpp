@@ -2,8 +2,9 @@
 /// A cache and its policy's state in an engine's tensors: nothing of it is kept here.
 #pragma once
 
-#include <cstddef>  // std::size_t
-#include <cstdint>  // std::int64_t
+#include <algorithm>  // std::find_if
+#include <cstddef>    // std::size_t
+#include <cstdint>    // std::int64_t
 #include <span>
 #include <vector>
 
@@ -23,6 +24,16 @@ class tensor_cache {
                       at.capacity(h), " slots, got ", at.length[h], " of head ", h);
       kvmeld::expects(at.seen[h] >= at.length[h], "seen: expected at least ", at.length[h],
                       " tokens, got ", at.seen[h], " of head ", h);
+      if (const auto newest = at.beside_of(h).newest; newest.count > 0) {  // found by positions
+        kvmeld::expects(*newest.rounded >= 0 && *newest.rounded <= at.seen[h],
+                        "rounded: expected 0 to ", at.seen[h], " tokens, got ", *newest.rounded,
+                        " of head ", h);
+        const index_t* const first = at.position + at.first(h);
+        const index_t* const negative =
+            std::find_if(first, first + at.length[h], [](index_t p) { return p < 0; });
+        kvmeld::expects(negative == first + at.length[h],
+                        "position: expected at least 0 in slots in use, got another in head ", h);
+      }
     }
   }
 
@@ -39,7 +50,9 @@ class tensor_cache {
             h % at_.spec->kv_heads,
             at_.type,
             at_.keys.of(h, row),
-            at_.values.of(h, row)};
+            at_.values.of(h, row),
+            {},
+            at_.beside_of(h)};
   }
 
  private:

@@ -121,17 +121,69 @@ std::vector<std::ptrdiff_t> ends_of(std::span<const std::int64_t> measured, std:
   return ends;
 }
 
+/// What rows of `dim` numbers are that take so many bytes, less their head's mean or not.
+kvmeld::storage few_bits_in(const char* what, const at::Tensor& x, index_t dim, bool centred) {
+  using kvmeld::storage;
+  const auto bytes = static_cast<std::size_t>(x.size(-1));
+  for (const storage type : {storage::q8_0, storage::q4_0, storage::k8, storage::k6, storage::k4}) {
+    if (is_centred(type) == centred && row_bytes(type, dim) == bytes) {
+      const bool even = x.stride(-1) == 1 && x.stride(-2) % 2 == 0 &&
+                        reinterpret_cast<std::uintptr_t>(x.data_ptr()) % 2 == 0;
+      expects(even, what, ": expected rows whose bytes are side by side, at even places");
+      return type;
+    }
+  }
+  kvmeld::detail::refuse(kvmeld::errc::invalid_argument, what, ": expected rows of ", dim,
+                         " numbers in few bits, got ", bytes, " bytes each");
+}
+
+/// Rows in few bits: what the heads have beside their slots, whose shapes say what the rows are.
+void read_few_bits(at::TensorList cache, at::Device device, cache_tensors& out) {
+  const auto at = [&](part p) -> const at::Tensor& { return cache[static_cast<std::size_t>(p)]; };
+  const std::int64_t heads = out.shape.heads, dim = out.shape.dim, value_dim = out.shape.value_dim,
+                     in_half = at(part::newest_keys).size(1),
+                     means = at(part::key_mean).dim() == 2 ? at(part::key_mean).size(1) : 0;
+  const auto newest =
+      static_cast<index_t>(std::max<std::int64_t>(in_half - kvmeld::first_in_half, 0));
+  expects(in_half == kvmeld::rows_in_half(newest) && newest <= kvmeld::most_newest,
+          "newest_keys: expected none, or ", kvmeld::first_in_half, " rows and up to ",
+          kvmeld::most_newest, " newest ones, got ", in_half);
+  const auto half = [&](const char* what, part p, at::IntArrayRef sizes) {
+    return data_of<at::Half>(device, what, at(p), at::kHalf, sizes);
+  };
+  auto* const keys = half("newest_keys", part::newest_keys, {heads, in_half, dim});
+  auto* const values = half("newest_values", part::newest_values, {heads, in_half, value_dim});
+  auto* const mean = half("key_mean", part::key_mean, {heads, means == 0 ? 0 : dim});
+  auto* const rounded = data_of<index_t>(device, "rounded", at(part::rounded), at::kInt, {heads});
+  const at::Tensor &key_rows = at(part::keys), &value_rows = at(part::values);
+  out.type = {few_bits_in("keys", key_rows, out.shape.dim, means > 0),
+              few_bits_in("values", value_rows, out.shape.value_dim, false), newest};
+  out.keys.element = static_cast<std::ptrdiff_t>(element_bytes(out.type.keys));
+  out.values.element = static_cast<std::ptrdiff_t>(element_bytes(out.type.values));
+  if (newest > 0) {
+    out.beside.newest = {reinterpret_cast<std::byte*>(keys), reinterpret_cast<std::byte*>(values),
+                         newest, rounded};
+  }
+  out.beside.key_mean = means > 0 ? reinterpret_cast<Eigen::half*>(mean) : nullptr;
+}
+
 }  // namespace
 
 cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Device device) {
-  expects(cache.size() == parts, "cache: expected ", parts, " tensors, got ", cache.size());
+  const bool in_few_bits = cache.size() == parts_in_few_bits;
+  expects(cache.size() == parts || in_few_bits, "cache: expected ", parts, " tensors, or ",
+          parts_in_few_bits, " of rows in few bits, got ", cache.size());
   const auto at = [&](part p) -> const at::Tensor& { return cache[static_cast<std::size_t>(p)]; };
   const at::Tensor &keys = at(part::keys), &values = at(part::values);
   cache_tensors out;
   for (const auto& [what, x] : {std::pair<const char*, const at::Tensor&>{"keys", keys},
                                 std::pair<const char*, const at::Tensor&>{"values", values}}) {
     expect_on(device, what, x);
-    out.type = storage_in(what, x);
+    if (in_few_bits) {
+      expect_type(what, x, at::kByte);
+    } else {
+      out.type = storage_in(what, x);
+    }
     if (x.dim() < 2 || x.dim() > 4) {
       expects(false, what, ": expected [heads, capacity, dim], got ", text_of(x.sizes()));
     }
@@ -164,10 +216,14 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
       capacity = std::max<std::int64_t>(capacity, out.capacity(h));
     }
   }
+  const at::Tensor& key_numbers = in_few_bits ? at(part::newest_keys) : keys;
+  const at::Tensor& value_numbers = in_few_bits ? at(part::newest_values) : values;
+  expects(key_numbers.dim() >= 2 && value_numbers.dim() >= 2 && (!in_few_bits || !paged),
+          "newest_keys: expected [heads, rows, dim], got another rank, or pages");
   out.shape = {.heads = index_of("heads", heads, 1),
                .group = index_of("group", model.group, 1),
-               .dim = index_of("dim", keys.size(-1), 1),
-               .value_dim = index_of("dim", values.size(-1), 1),
+               .dim = index_of("dim", key_numbers.size(-1), 1),
+               .value_dim = index_of("dim", value_numbers.size(-1), 1),
                .capacity = index_of("capacity", capacity, 1)};
   kvmeld::attention_spec spec{.kv_heads = out.shape.heads,
                               .group = out.shape.group,
@@ -182,6 +238,9 @@ cache_tensors tensors_of(at::TensorList cache, const model_shape& model, at::Dev
   }
   out.spec = std::make_shared<const kvmeld::attention_spec>(spec.checked());
   out.keys = layout_of("keys", keys), out.values = layout_of("values", values);
+  if (in_few_bits) {
+    read_few_bits(cache, device, out);
+  }
   const std::array<std::int64_t, 2> by_head = {heads, capacity}, in_a_row = {places, 0};
   const at::IntArrayRef slots = packed ? at::IntArrayRef(in_a_row.data(), 1) : by_head;
   out.log_mass = data_of<float>(device, "log_mass", at(part::log_mass), at::kFloat, slots);

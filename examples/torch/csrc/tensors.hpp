@@ -11,9 +11,24 @@
 
 namespace kvmeld_torch {
 
-/// Where in the list `cache` which tensor is; in pages the last is their table.
-enum class part { keys, values, log_mass, position, length, seen, columns, memory, measured };
-inline constexpr std::size_t parts = 9;
+/// Where in the list `cache` which tensor is; in pages the ninth is their table. The last four are
+/// there where rows are in few bits.
+enum class part {
+  keys,
+  values,
+  log_mass,
+  position,
+  length,
+  seen,
+  columns,
+  memory,
+  measured,
+  newest_keys,
+  newest_values,
+  key_mean,
+  rounded
+};
+inline constexpr std::size_t parts = 9, parts_in_few_bits = 13;
 
 /// What is not in the tensors: the model's.
 struct model_shape {

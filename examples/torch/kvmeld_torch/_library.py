@@ -42,6 +42,11 @@ def _written(cache: list[torch.Tensor]) -> torch.dtype:
     return torch.float32 if cache[0].device.type == "cpu" else cache[0].dtype
 
 
+def _value_dim(cache: list[torch.Tensor]) -> int:
+    """Of rows in few bits the shape of those in half says it."""
+    return cache[1 if len(cache) == 9 else 10].shape[-1]
+
+
 def _slots(cache: list[torch.Tensor]) -> int:
     """Of the head that has most; packed heads say it in numbers."""
     return cache[0].shape[1] if cache[0].ndim > 2 else torch.library.get_ctx().new_dynamic_size()
@@ -66,6 +71,11 @@ def _shared_scores(policy, cache, **_):
     return cache[0].new_empty(cache[4].shape[0], _slots(cache), dtype=torch.float32)
 
 
+@torch.library.register_fake("kvmeld::convert")
+def _convert(to, cache, **_):
+    _same_device(*to, *cache)
+
+
 @torch.library.register_fake("kvmeld::observe_step")
 def _observe_step(policy, cache, probabilities, log_sum_exp=None, query=None, **_):
     _same_device(*cache, probabilities, log_sum_exp, query)
@@ -74,7 +84,7 @@ def _observe_step(policy, cache, probabilities, log_sum_exp=None, query=None, **
 @torch.library.register_fake("kvmeld::step")
 def _step(policy, cache, q, k, v, budget, **_):
     _same_device(*cache, q, k, v)
-    return q.new_empty(*q.shape[:2], cache[1].shape[-1], dtype=_written(cache))
+    return q.new_empty(*q.shape[:2], _value_dim(cache), dtype=_written(cache))
 
 
 @torch.library.register_fake("kvmeld::attend")
@@ -83,7 +93,7 @@ def _attend(policy, cache, q, *, probabilities=False, **_):
     heads, group, _dim = q.shape
     slots = _slots(cache) if probabilities else 0
     sizes = [(heads, group), (heads, group, slots)]
-    out = q.new_empty(heads, group, cache[1].shape[-1], dtype=_written(cache))
+    out = q.new_empty(heads, group, _value_dim(cache), dtype=_written(cache))
     return out, *(q.new_empty(x, dtype=torch.float32) for x in sizes)
 
 

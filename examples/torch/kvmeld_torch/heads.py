@@ -14,7 +14,14 @@ from .spec import Spec
 
 _LINE = 16  # floats: a policy's memory has rows of whole cache lines
 _BY_SLOT = ("keys", "values", "log_mass", "position")
-_BY_HEAD = ("length", "seen", "memory")
+BESIDE = ("newest_keys", "newest_values", "key_mean", "rounded")
+_BY_HEAD = ("length", "seen", "memory", *BESIDE)
+NUMBERS = {"float32": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def memory_row(floats: int) -> int:
+    """Floats of a head's memory of which a policy needs so many."""
+    return -(-floats // _LINE) * _LINE
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class Heads:
 
     policy: Policy
     spec: Spec
-    keys: Tensor  # [heads, capacity, dim] float32, float16 or bfloat16
+    keys: Tensor  # [heads, capacity, dim] float32, float16 or bfloat16; in few bits bytes of each row
     values: Tensor  # [heads, capacity, value dim]
     log_mass: Tensor  # [heads, capacity] float32
     position: Tensor  # [heads, capacity] int32
@@ -58,6 +65,11 @@ class Heads:
     columns: Tensor  # [heads, columns, capacity] float32: the policy's, by slot
     memory: Tensor  # [heads, floats] float32: the policy's own
     measured: Tensor  # [heads, 3] int64: slots with columns, queries observed, memory's capacity; packed, its own
+    # Where rows are in few bits, on the CPU:
+    newest_keys: Tensor | None = None  # [heads, rows in half, dim] float16
+    newest_values: Tensor | None = None
+    key_mean: Tensor | None = None  # [heads, dim] float16; [heads, 0]: keys are held as they are
+    rounded: Tensor | None = None  # [heads] int32: tokens before it, but the first, lie in their slots
 
     @classmethod
     def over(
@@ -66,7 +78,6 @@ class Heads:
         """Over an engine's keys and values, of which the first `tokens` rows are a prompt's. No copies."""
         heads, capacity, _ = keys.shape
         size = policy.describe(max(keys.shape[2], values.shape[2]), spec.group, capacity)
-        floats = size["memory"]
 
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=keys.device)
@@ -87,7 +98,7 @@ class Heads:
             length=new(heads, dtype=torch.int32).fill_(tokens),
             seen=new(heads, dtype=torch.int32).fill_(tokens),
             columns=columns,
-            memory=new(heads, -(-floats // _LINE) * _LINE),
+            memory=new(heads, memory_row(size["memory"])),
             measured=measured,
         )
 
@@ -111,11 +122,15 @@ class Heads:
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [getattr(self, f.name) for f in fields(self)[2:]]
+        return [x for f in fields(self)[2:] if (x := getattr(self, f.name)) is not None]
 
     @property
     def heads(self) -> int:
         return self.length.shape[0]
+
+    @property
+    def in_few_bits(self) -> bool:
+        return self.newest_keys is not None
 
     @property
     def is_packed(self) -> bool:
@@ -209,6 +224,7 @@ class Heads:
         for name in _BY_SLOT:
             getattr(to, name)[:, :kept] = getattr(self, name)[:, :kept]
         to.length, to.seen = self.length.clone(), self.seen.clone()
+        to = replace(to, **self.copied(*BESIDE))
         if policy is None:
             self._expect_movable(to)
             to.columns[:, :, :kept] = self.columns[:, :, :kept]
@@ -246,8 +262,8 @@ class Heads:
         by_slot = {name: getattr(wide, name)[places] for name in _BY_SLOT}
         columns = wide.columns[places[:, None].expand(wide.columns.shape)]
         own = self.measured.new_tensor(capacities)[:, None]
-        whole = {name: getattr(wide, name).clone() for name in _BY_HEAD}
-        return replace(wide, **by_slot, **whole, columns=columns, measured=torch.cat([wide.measured, own], 1))
+        measured = torch.cat([wide.measured, own], 1)
+        return replace(wide, **by_slot, **wide.copied(*_BY_HEAD), columns=columns, measured=measured)
 
     def padded(self) -> Self:
         """Of packed heads a copy with places for the longest in each."""
@@ -260,8 +276,33 @@ class Heads:
         for name in _BY_SLOT:
             getattr(to, name)[places] = getattr(self, name)
         to.columns[places[:, None].expand(to.columns.shape)] = self.columns
-        whole = {name: getattr(self, name).clone() for name in _BY_HEAD}
-        return replace(to, **whole, measured=self.measured[:, :3].contiguous())
+        return replace(to, **self.copied(*_BY_HEAD), measured=self.measured[:, :3].contiguous())
+
+    def copied(self, *names: str) -> dict[str, Tensor]:
+        return {name: x.clone() for name in names if (x := getattr(self, name)) is not None}
+
+    def held_as(self, rows: str) -> Self:
+        """A copy, not packed, whose rows are held as make_storage says: numbers, or on the CPU few bits."""
+        wide = self.padded()
+        if rows in NUMBERS and not self.in_few_bits:
+            return replace(wide, keys=wide.keys.to(NUMBERS[rows]), values=wide.values.to(NUMBERS[rows]))
+        beside = (self.newest_keys, self.newest_values) if self.in_few_bits else (self.keys, self.values)
+        dims = [x.shape[-1] for x in beside]
+        *sizes, in_half, means = ops.row_sizes(rows, *dims)
+
+        def new(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+            return torch.zeros(self.heads, *shape, dtype=dtype)
+
+        few = dict.fromkeys(BESIDE)
+        if rows not in NUMBERS:
+            few = dict(zip(BESIDE, (*(new(in_half, dim) for dim in dims), new(means), new(dtype=torch.int32))))
+        dtype, width = (NUMBERS[rows], dims) if rows in NUMBERS else (torch.uint8, sizes)
+        keys, values = (new(wide.capacity, n, dtype=dtype) for n in width)
+        own = wide.copied("log_mass", "position", "columns", "memory", "measured")
+        lengths = {"length": torch.zeros_like(wide.length), "seen": torch.zeros_like(wide.seen)}
+        to = replace(wide, keys=keys, values=values, **own, **lengths, **few)
+        ops.convert(to.tensors, wide.tensors, **self.spec.options)
+        return to
 
     def _places(self, capacities: list[int], most: int) -> Tensor:
         """Which of `most` places [heads, most] each head has."""
@@ -272,6 +313,8 @@ class Heads:
         tokens = keys.shape[1]
         if tokens == 0:
             return
+        if self.in_few_bits:
+            raise ValueError("append: expected rows in numbers (held_as), got rows in few bits")
         if int(self.length.max()) + tokens > self.capacity:
             needed = int(self.length.max()) + tokens
             raise ValueError(f"append: expected a capacity of at least {needed} slots, got {self.capacity}")
