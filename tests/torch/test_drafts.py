@@ -24,8 +24,9 @@ HEADS, GROUP, DIM, TOKENS = 3, 2, 8, 60
 class One(SimpleNamespace):
     """A cache of one layer, for random rows."""
 
-    def __init__(self, policy, budget):
-        super().__init__(budget=budget, policy=policy, shared=False, replay=False, drafting=False)
+    def __init__(self, policy, budget, rows=None):
+        whole = {"shared": False, "replay": False, "drafting": False, "grows": False}
+        super().__init__(budget=budget, policy=policy, rows=rows, **whole)
         self.layer = Layer(self, Rotation())
         self.compressed = [self.layer]
         shape = {"num_attention_heads": HEADS * GROUP, "num_key_value_heads": HEADS, "head_dim": DIM}
@@ -35,7 +36,7 @@ class One(SimpleNamespace):
     def text_for(self, _slots):
         return self.policy
 
-    def slots_for(self, _seen):
+    def slots_for(self, _seen, _head):
         return self.budget
 
     def read(self, rows, drafting=False):
@@ -46,8 +47,9 @@ class One(SimpleNamespace):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("budget", [40, 200])
-def test_a_draft_s_bits_are_those_of_plain_steps(policy, budget):
-    plain, drafted = One(policy, budget), One(policy, budget)
+@pytest.mark.parametrize("rows_as", [None, "k6v4"])
+def test_a_draft_s_bits_are_those_of_plain_steps(policy, budget, rows_as):
+    plain, drafted = One(policy, budget, rows_as), One(policy, budget, rows_as)
     rows = [torch.randn(1, heads, TOKENS + 20, DIM) for heads in (HEADS * GROUP, HEADS, HEADS)]
     wrong = [torch.randn(1, heads, 5, DIM) for heads in (HEADS * GROUP, HEADS, HEADS)]
     for one in (plain, drafted):

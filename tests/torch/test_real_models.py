@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import ROOT
 from kvmeld_torch import Cache
+from test_memory import held
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 MODELS = Path(os.environ.get("KVMELD_MODELS", ROOT / "build/models"))
@@ -52,3 +53,17 @@ def test_answers_about_ten_facts_are_the_full_cache_s_at_30_percent(real):
     wanted = answers(*real, DynamicCache)
     assert sum(a.strip(".") in FACTS.values() for a in wanted) >= 8
     assert answers(*real, lambda: Cache("fold", 0.3)) == wanted
+
+
+@pytest.mark.parametrize("rows", [None, "half", "k6v4"])
+def test_a_tenth_of_the_bytes_of_3000_tokens_is_what_is_allocated(real, rows):
+    model, tokenizer = real
+    tokens = torch.tensor([tokenizer.encode((ROOT / "examples/models/held-out.txt").read_text()[:20_000])])[:, :3000]
+    cache = Cache("fold", bytes=0.1, rows=rows)
+    slots = []
+    for new in (1, 40):
+        tokens = model.generate(tokens, past_key_values=cache, max_new_tokens=new, do_sample=False, eos_token_id=None)
+        share = 0.1 * cache.get_seq_length() * 30 * 3 * 2 * 64 * 2  # layers, KV heads, numbers of a token, 16 bits
+        assert 0.95 * share < cache.nbytes() <= held(cache) <= 1.3 * share, held(cache) / share
+        slots += cache.slots()
+    assert slots[0] < slots[1]

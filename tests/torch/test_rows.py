@@ -2,11 +2,14 @@
 """Rows in few bits: what they are, and what is lost."""
 
 import copy
+import io
 
 import pytest
 import torch
-from kvmeld_torch import Heads, ops
+from conftest import load
+from kvmeld_torch import Cache, Heads, ops
 from prompts import BUDGET, GROUP, HEADS, TOKENS, prompt, rows
+from test_cache import generate
 from test_ops import same
 
 FEW = ["q8_0", "q4_0", "k8v4", "k6v4", "k4v4"]
@@ -117,3 +120,41 @@ def test_opcheck_in_few_bits():
     options = {"group": GROUP}
     torch.library.opcheck(ops.step, ("h2o", few.tensors, q, k, v, [79]), options, test_utils=checks[:2])
     torch.library.opcheck(ops.attend, ("h2o", few.tensors, q), options, test_utils=checks)
+
+
+@pytest.mark.parametrize(("rows_as", "largest"), [("half", 1e-5), ("q8_0", 2e-3), ("k8v4", 0.02), ("k6v4", 0.02)])
+def test_all_tokens_in_few_bits_tell_the_text(model, plain, text, rows_as, largest):
+    """KL of the next tokens from the full cache's: a prompt, and steps behind it."""
+    tokens, far = torch.tensor([text[:340]]), []
+    cache = Cache("fold", bytes=1, rows=rows_as)
+    with torch.no_grad():
+        wanted = plain(tokens).logits[0, 300:].log_softmax(-1)
+        model(tokens[:, :300], past_key_values=cache)
+        for t in range(300, 340):
+            mine = model(tokens[:, t : t + 1], past_key_values=cache).logits[0, 0].log_softmax(-1)
+            far.append(float((wanted[t - 300].exp() * (wanted[t - 300] - mine)).sum()))
+    assert sum(far) / len(far) < largest, sum(far) / len(far)
+
+
+def test_a_second_turn_copies_and_files(model, text):
+    """Turns, beams' choices, deep copies and files in few bits go on as one sequence does."""
+    cache = Cache("fold", bytes=0.5, rows="k6v4")
+    first = generate(model, text[:300], cache, new=20)
+    more = torch.cat([first, torch.tensor([text[600:640]])], 1)
+    file = io.BytesIO()
+    torch.save(cache, file)
+    file.seek(0)
+    other = torch.load(file, weights_only=False)
+    twice = copy.deepcopy(cache)
+    twice.batch_repeat_interleave(2)
+    wanted = generate(model, more, copy.deepcopy(cache))
+    assert torch.equal(generate(model, more, other), wanted)
+    assert torch.equal(generate(model, more.expand(2, -1), twice), wanted.expand(2, -1))
+    assert all(layer.held.in_few_bits for layer in other.layers)
+
+
+def test_numbers_of_other_dtypes_than_the_model_s(text):
+    model, cache = load("kvmeld", torch.bfloat16), Cache("h2o", bytes=0.4, rows="float32")
+    generate(model, text[:400], cache)
+    assert all(layer.held.keys.dtype == torch.float32 for layer in cache.layers)
+    assert cache.layers[0].heads.keys.dtype == torch.bfloat16

@@ -22,6 +22,7 @@ from . import rotation
 from ._library import ops
 from .alibi import by_interface
 from .attention import attach, has_interface
+from .in_bytes import Bytes, Head
 from .layer import Layer
 
 _REPLAYED = "kvzip"  # whose queries are those of a second reading
@@ -78,34 +79,49 @@ def _new(now: CacheLayerMixin, before: CacheLayerMixin) -> int:
 
 
 class Cache(TransformersCache):
-    """`model.generate(..., past_key_values=Cache("fold", budget=0.1))`, attn_implementation="kvmeld".
+    """`model.generate(..., past_key_values=Cache("fold", bytes=0.1, rows="k6v4"))`, attn_implementation="kvmeld".
 
-    policy: as kvmeld::make_policy reads it, "snapkv:window=16". budget: up to 1 the share of the tokens
-    seen that a head keeps, in decode too, but no fewer than `FLOOR` slots; above 1 its slots. divide: "scores", by which all heads of all layers share the slots,
+    policy: as kvmeld::make_policy reads it, "snapkv:window=16". budget: up to 1 the share of the tokens seen that a
+    head keeps, in decode too; above 1 its slots. bytes, in place of it, of each sequence: up to 1 (or "10%") a share
+    of what the tokens seen take in 16 bits, in decode too, 1 all of these tokens; above 1 (or "64MiB") an amount. All
+    that is allocated counts, but the places ahead of a share that grows. A share is never below `FLOOR` slots.
+    divide: "scores", by which all heads of all layers share the slots,
     or "even"; by default what is best for the policy, but "even" for kvmerger, whose GPU kernels refuse shared slots.
     replay: whether kvzip's prompts are read twice.
     Ranks of `group` that share a model divide as one process does.
+    rows: what keys and values are held as once a prompt was compressed, as kvmeld::make_storage reads it; by default
+    as the model has them.
     Refused: budgets below the policy's least, shared slots of a policy without scores.
     """
 
     def __init__(
         self,
         policy: str = "fold",
-        budget: float = 0.1,
+        budget: float | None = None,
         divide: str | None = None,
         replay: bool = True,
         group: dist.ProcessGroup | None = None,
+        bytes: float | str | None = None,
+        rows: str | None = None,
     ):
         name = policy.partition(":")[0].partition("+")[0]  # "kvzip+massfold" is scored as kvzip
+        if bytes is not None and budget is not None:
+            raise ValueError(f"Cache: expected a budget or bytes, got both ({budget} and {bytes!r})")
+        self.bytes = None if bytes is None else Bytes.of(bytes)
+        budget = 0.1 if budget is None else budget
         if not budget > 0 or (budget > 1 and budget != int(budget)):
             raise ValueError(f"Cache: expected a budget of a share up to 1 or of whole slots, got {budget}")
         divide = divide or ("scores" if name in _SHARED else "even")
         if divide not in ("even", "scores"):
             raise ValueError(f"Cache: expected divide even or scores, got {divide}")
-        self.policy, self.budget, self.group = policy, budget, group
+        self.policy, self.budget, self.group, self.rows = policy, budget, group, rows
+        if rows is not None:
+            ops.row_sizes(rows, 1, 1)
         self.shared, self.replay = divide == "scores", replay and name == _REPLAYED
         self.text_for(int(budget) if budget > 1 else _MANY)
-        self._floor = 0 if budget > 1 else self._least()
+        # Is the budget a share of the tokens seen?
+        self.grows = self.bytes.share > 0 if self.bytes else budget <= 1
+        self._floor = self._least(FLOOR if self.grows else 1) if self.grows or self.bytes else 0
         super().__init__(layers=[])
         self.state: Any = None  # of layers without attention
         self.drafting = False
@@ -291,9 +307,9 @@ class Cache(TransformersCache):
         ops.budget_within(text, slots)
         return text
 
-    def _least(self) -> int:
-        """Slots that a share never goes below: `FLOOR`, or more where the policy needs them."""
-        for slots in range(FLOOR, _MANY):
+    def _least(self, slots: int) -> int:
+        """So many, or more where the policy needs them."""
+        for slots in range(slots, _MANY):
             try:
                 self.text_for(slots)
             except RuntimeError:
@@ -301,9 +317,31 @@ class Cache(TransformersCache):
             return slots
         return _MANY
 
-    def slots_for(self, seen: int) -> int:
-        """Of a head (on average, where heads share them), when so many tokens were seen."""
-        return int(self.budget) if self.budget > 1 else max(math.ceil(self.budget * seen), self._floor)
+    def slots_for(self, seen: int, head: Head | None = None) -> int:
+        """Of a head (on average, where heads share them), when so many tokens were seen. Refused: an amount of bytes
+        that is too small.
+        """
+        if self.bytes is None:
+            return max(math.ceil(self.budget * seen), self._floor) if self.grows else int(self.budget)
+        if self.bytes.share == 1:
+            return max(seen, self._floor)
+        policy = self.text_for(_MANY)
+        slots = self.bytes.slots(seen, head, policy)
+        if self.grows:
+            return max(min(slots, seen), self._floor)
+        if slots < self._floor:
+            self.reset()
+            raise RuntimeError(
+                f"kvmeld_torch.Cache: bytes: expected at least {self.bytes.least(self._floor, head, policy, seen)} "
+                f"({self._floor} slots in each of {head.count} heads, with what {self.policy} keeps), "
+                f"got {self.bytes.amount}"
+            )
+        return slots
+
+    def slots(self) -> list[int]:
+        """Of a head of each sequence that the budget has come to, on average where heads share them."""
+        self.compress()
+        return list(self.compressed[0].decoding.slots) if self.compressed else []
 
     def compress(self) -> None:
         """Ends the prompt now, not when its first token is decoded: a further part finds it compressed."""

@@ -13,7 +13,8 @@ from transformers.cache_utils import CacheLayerMixin
 from . import ranks, rotation
 from ._library import ops
 from .attention import Own, expect_causal, later_prompt
-from .heads import Heads, Policy
+from .heads import BESIDE, NUMBERS, Heads, Policy
+from .in_bytes import Head
 from .spec import Spec
 from .tokens import Prompt, Tokens
 
@@ -43,6 +44,10 @@ class Decoding:
         by_head = [[x[h] for h in heads] if x else [] for x in (self.target, self.trigger, self.places)]
         by_sequence = [[x[b] for b in sequences] for x in (self.policies, self.made_for, self.seen, self.slots)]
         return Decoding(*by_sequence, *by_head, self.room)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return next(name for name, x in NUMBERS.items() if x == dtype)
 
 
 @lru_cache
@@ -77,8 +82,8 @@ class Layer(CacheLayerMixin):
 
     @property
     def heads(self) -> Heads | None:
-        """The same as [heads, capacity, ...], for a reader: a copy where heads are packed."""
-        return self.held.padded() if self.held is not None else None
+        """The same as [heads, capacity, ...] with rows in the model's dtype, for a reader: mostly a copy."""
+        return self.held.held_as(_name(self.dtype)) if self.held is not None else None
 
     def nbytes(self) -> int:
         """Of all tensors, with those that a draft may be taken back to."""
@@ -165,8 +170,9 @@ class Layer(CacheLayerMixin):
                 raise RuntimeError("kvmeld: expected a token of every sequence, got a row of padding alone")
             self.spec = self._spec(own, query.shape[1] // kv_heads)
             own.expect(self.spec, query, key, value)
-            self.batch = batch
-            self.sharded = kv_heads < (getattr(own.module.config, "num_key_value_heads", None) or kv_heads)
+            of_model = max(getattr(own.module.config, "num_key_value_heads", None) or kv_heads, kv_heads)
+            self.batch, self.sharded = batch, kv_heads < of_model
+            self.head = self._head(key, value, of_model)
             out = own(query, key, value, mask)
             self._first_prompt(new)
         elif self.cache.drafting:
@@ -205,9 +211,18 @@ class Layer(CacheLayerMixin):
             slopes=() if own.slopes is None else tuple(own.slopes.tolist()),
         )
 
+    def _head(self, key: Tensor, value: Tensor, heads: int) -> Head:
+        """One of so many of the layer. Refused: rows in few bits on a GPU."""
+        rows = self.cache.rows or _name(value.dtype)
+        if rows not in NUMBERS and not key.is_cpu:
+            self.cache.reset()
+            raise RuntimeError(f"kvmeld_torch.Cache: rows: expected {', '.join(NUMBERS)} on a GPU, got {rows}")
+        dims = key.shape[3], value.shape[3]
+        return Head(*dims, self.spec.group, rows, count=heads * len(self.cache.compressed))
+
     def _budget(self, seen: int) -> tuple[Policy, int]:
         """The policy of a sequence that has seen so many tokens, and the slots of its heads. Refused: too few."""
-        slots = self.cache.slots_for(seen)
+        slots = self.cache.slots_for(seen, self.head)
         return Policy(self.cache.text_for(slots)), slots
 
     def _first_prompt(self, new: Tokens) -> None:
@@ -216,7 +231,7 @@ class Layer(CacheLayerMixin):
         for _, q, k, v in new.sequences():
             policy, slots = self._budget(k.shape[1])
             heads = Heads.over(policy, self.spec, k, v, tokens=k.shape[1])
-            room = slots + (_GROWTH if policy.name == _OWN_MASS and self.cache.budget <= 1 else 0)
+            room = slots + (_GROWTH if policy.name == _OWN_MASS and self.cache.grows else 0)
             if room > heads.capacity:
                 heads = heads.moved(room + 1, policy)
             prompts.append(Prompt(heads, slots, q, part=k.shape[1]))
@@ -260,7 +275,7 @@ class Layer(CacheLayerMixin):
 
     def _decoded(self, sequence: int) -> Prompt:
         """A sequence as it was left by decoding."""
-        held, now = self.held.padded(), self.decoding
+        held, now = self.heads, self.decoding
         each = held.heads // self.batch
         own = slice(sequence * each, (sequence + 1) * each)
         heads = held.rows(own.start, each)
@@ -290,7 +305,8 @@ class Layer(CacheLayerMixin):
         slots = [p.slots for p in self.pending]
         limits = [_within(p.heads.policy.text, n) for p in self.pending for n in p.divided]
         longest = max(int(p.heads.length.max()) for p in self.pending)
-        self._heads = Heads.joined([p.heads.moved(longest, policy) for p in self.pending])
+        joined = Heads.joined([p.heads.moved(longest, policy) for p in self.pending])
+        self._heads = joined.held_as(self.cache.rows) if self.cache.rows else joined
         self.decoding = Decoding(
             policies=[policy or p.heads.policy for p in self.pending],
             made_for=slots,
@@ -306,8 +322,8 @@ class Layer(CacheLayerMixin):
         """Places for what each head holds before it evicts, or for what is held, and for some tokens more."""
         now, lengths = self.decoding, self._heads.length.tolist()
         now.room = max(_LEAST_SLACK, sum(lengths) // len(lengths) // _SLACK)
-        if now.trigger and self.cache.budget > 1:
-            now.room = 0  # such budgets do not grow
+        if now.trigger and not self.cache.grows:
+            now.room = 0
         now.places = [max(both) + now.room for both in zip(lengths, now.trigger or lengths)]
         self._heads = self._heads.packed(now.places)
 
@@ -316,7 +332,7 @@ class Layer(CacheLayerMixin):
         h = self.held
         if self.decoding.trigger:
             return Heads(h.policy, h.spec, *(x.clone() for x in h.tensors))
-        return replace(h, length=h.length.clone(), seen=h.seen.clone(), measured=h.measured.clone())
+        return replace(h, **h.copied("length", "seen", "measured", *BESIDE))
 
     def _follow(self, active: list[bool]) -> None:
         """The next token of these sequences: budgets that are a share grow with it, and memory where it is full."""
@@ -325,7 +341,8 @@ class Layer(CacheLayerMixin):
         self._answered = True
         now.seen = [n + is_new for n, is_new in zip(now.seen, active)]
         if now.trigger:
-            self._grow(each)
+            if self.cache.grows:
+                self._grow(each)
             return
         if now.room == 0:
             self._pack()
@@ -335,7 +352,7 @@ class Layer(CacheLayerMixin):
         """Budgets that are a share, of `each` heads of a sequence."""
         now = self.decoding
         most = int(self._heads.measured[:, 2].min()) - 1 if now.policies[0].name == _OWN_MASS else sys.maxsize
-        for b, slots in enumerate(map(self.cache.slots_for, now.seen)):
+        for b, slots in enumerate(self.cache.slots_for(n, self.head) for n in now.seen):
             more = min(slots - now.slots[b], most - now.slots[b])
             if more <= 0:
                 continue
