@@ -222,11 +222,12 @@ class budget_profile {
     expects(heads > 0, "budget_profile: expected at least 1 head, got ", heads);
   }
 
-  index_t heads() const { return static_cast<index_t>(slots_.size()); }
+  index_t heads() const { return static_cast<index_t>(slots_.size()); }  ///< heads of the model
   /// Slots `[heads]`, summed over the prompts.
   std::span<const std::int64_t> slots() const { return slots_; }
   /// Errors `[heads]`, summed over the prompts.
   std::span<const double> errors() const { return errors_; }
+  /// Did a prompt that was added measure errors?
   bool has_errors() const {
     return std::ranges::any_of(errors_, [](double e) { return e > 0; });
   }

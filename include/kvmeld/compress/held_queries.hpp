@@ -97,6 +97,7 @@ class held_queries {
             .position = position_.data()};
   }
 
+  /// Memory held, in bytes.
   std::size_t bytes() const {
     return sizeof(float) * (latest_.capacity() + spread_.capacity()) +
            sizeof(index_t) * position_.capacity();

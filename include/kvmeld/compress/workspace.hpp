@@ -24,6 +24,7 @@ struct workspace {
   slot_scratch scratch;                ///< of planning
   merge_plan plan;                     ///< the last plan made
 
+  /// For a head.
   void reserve(const head_ref& head) { reserve(head.group(), head.row_dim(), head.capacity()); }
   /// `dim`: of keys or values, the larger.
   void reserve(index_t group, index_t dim, index_t capacity) {

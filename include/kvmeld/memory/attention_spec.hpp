@@ -33,7 +33,8 @@ struct attention_spec {
 
   bool operator==(const attention_spec&) const = default;
 
-  index_t query_heads() const { return kv_heads * group; }
+  index_t query_heads() const { return kv_heads * group; }  ///< of the layer
+  /// `value_dim` with its default.
   index_t dim_of_values() const { return value_dim == 0 ? key_dim : value_dim; }
 
   /// Does a query at position `query` see a slot at position `slot`?

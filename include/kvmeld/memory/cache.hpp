@@ -79,11 +79,11 @@ class head_records {
   head_records& operator=(head_records&&) noexcept = default;
   ~head_records() = default;
 
-  index_t heads() const { return heads_; }
-  index_t capacity() const { return capacity_; }
+  index_t heads() const { return heads_; }        ///< of all layers and requests
+  index_t capacity() const { return capacity_; }  ///< slots per head
   /// Where rows lie, `[heads, capacity]`.
   std::byte* key_rows() const { return memory_[keys].data(); }
-  std::byte* value_rows() const { return memory_[values].data(); }
+  std::byte* value_rows() const { return memory_[values].data(); }  ///< those of values
   /// Slots in use of a head that is there.
   index_t length(index_t h) const { return length_[as_size(h)]; }
   /// Refused: a head that is not there.
@@ -167,7 +167,7 @@ class page_counts {
     }
   }
 
-  bool empty() const { return tables_.empty(); }
+  bool empty() const { return tables_.empty(); }  ///< does it count none?
   /// Do several tables have this page of head `h` in use?
   bool shared(index_t h, index_t page) {
     return is_page(page) && tables_with(h, page).load(std::memory_order_relaxed) > 1;
@@ -232,9 +232,9 @@ class page_counts {
 /// Heads are flattened: head `(layer · requests + request) · kv_heads + k` is KV head `k`.
 class cache_base {
  public:
-  index_t layers() const { return extents_.layers; }
-  index_t requests() const { return extents_.requests; }
-  index_t kv_heads() const { return spec().kv_heads; }
+  index_t layers() const { return extents_.layers; }      ///< that it holds
+  index_t requests() const { return extents_.requests; }  ///< sequences that it holds at once
+  index_t kv_heads() const { return spec().kv_heads; }    ///< of a layer
   /// Slots per head.
   index_t capacity() const { return extents_.capacity; }
   /// What keys and values are held as.
@@ -367,8 +367,9 @@ class cache_base {
     }
   }
 
-  using spec_list = std::shared_ptr<const std::vector<attention_spec>>;
+  using spec_list = std::shared_ptr<const std::vector<attention_spec>>;  ///< of all layers
 
+  /// Of checked specs; `own`: bytes per slot of keys and values that it owns.
   cache_base(spec_list specs, const cache_extents& extents, storage_pair type,
              std::array<std::size_t, 2> own = {})
       : specs_(std::move(specs)),
@@ -466,15 +467,16 @@ class cache_base {
       detail::expect_latent(call, *specs_, type_.keys);
     }
   }
-  /// Do pages of one number lie apart in rows of two layers? And in those of two heads?
+  /// Do pages of one number lie apart in rows of two layers?
   bool layers_apart() const {
     return keys_.size() > 1 || (keys_.front().layer != 0 && values_.front().layer != 0);
   }
+  /// ... in those of two heads?
   bool heads_apart() const { return keys_.front().head != 0 && values_.front().head != 0; }
-  const placed_tables& tables() const { return tables_; }
-  index_t length(index_t h) const { return records_.length(h); }
-  const head_records& records() const { return records_; }
-  void lower_capacity(index_t capacity) { extents_.capacity = capacity; }
+  const placed_tables& tables() const { return tables_; }         ///< of pages
+  index_t length(index_t h) const { return records_.length(h); }  ///< slots in use
+  const head_records& records() const { return records_; }        ///< what is kept per slot
+  void lower_capacity(index_t capacity) { extents_.capacity = capacity; }  ///< slots per head
 
   /// The pages of head `h`; none where rows are strided.
   page_table table(index_t h) const { return tables_.of(h); }
@@ -530,11 +532,11 @@ class cache_base {
 
 /// How large a cache with memory of its own is, and what it holds keys and values as.
 struct cache_options {
-  index_t layers = 1;
-  index_t requests = 1;
-  index_t capacity = 0;  ///< slots per head
-  storage keys = storage::f32;
-  storage values = storage::f32;
+  index_t layers = 1;             ///< of the model, or of this process
+  index_t requests = 1;           ///< sequences held at once
+  index_t capacity = 0;           ///< slots per head
+  storage keys = storage::f32;    ///< what keys are held as
+  storage values = storage::f32;  ///< what values are held as
   /// Rows of each head, 0 to 64, that are held in half while no newer ones are there: of those in
   /// blocks, which lose most where they are the newest (of a prompt's 4-bit rows four fifths). With
   /// any, those of the first four tokens stay in half too.
@@ -551,11 +553,15 @@ struct cache_options {
 /// Refused: shapes that cannot be.
 class cache : public cache_base {
  public:
+  /// One spec for all layers.
   cache(const attention_spec& spec, const cache_options& o) : cache(std::span(&spec, 1), o) {}
+  /// One spec for each layer.
   cache(std::span<const attention_spec> specs, const cache_options& o)
       : cache(cache_base::checked(specs, {o.layers, o.requests, o.capacity}), o) {}
+  /// With rows of its own, copied.
   cache(const cache& other) : cache_base(other) { place(); }
   cache(cache&&) noexcept = default;
+  /// With rows of its own, copied.
   cache& operator=(const cache& other) {
     cache copy = other;
     return *this = std::move(copy);
@@ -629,9 +635,11 @@ class strided_cache : public cache_base {
  public:
   strided_cache(strided_cache&&) = default;
   strided_cache& operator=(strided_cache&&) = default;
+  /// One spec for all layers.
   strided_cache(const attention_spec& spec, const cache_extents& extents, const layer_rows& keys,
                 const layer_rows& values)
       : strided_cache(std::span(&spec, 1), extents, keys, values) {}
+  /// One spec for each layer.
   strided_cache(std::span<const attention_spec> specs, const cache_extents& extents,
                 const layer_rows& keys, const layer_rows& values)
       : cache_base(checked(specs, extents), extents, {keys.type(), values.type()}) {
@@ -660,9 +668,11 @@ class paged_cache : public cache_base {
  public:
   paged_cache(paged_cache&&) = default;
   paged_cache& operator=(paged_cache&&) = default;
+  /// One spec for all layers.
   paged_cache(const attention_spec& spec, const cache_extents& extents, const layer_rows& keys,
               const layer_rows& values, const page_tables& tables)
       : paged_cache(std::span(&spec, 1), extents, keys, values, tables) {}
+  /// One spec for each layer.
   paged_cache(std::span<const attention_spec> specs, const cache_extents& extents,
               const layer_rows& keys, const layer_rows& values, const page_tables& tables)
       : cache_base(checked(specs, extents), extents, {keys.type(), values.type()}) {

@@ -114,6 +114,7 @@ void to_floats(row<Scalar> x, index_t dim, float* out) {
   }
 }
 
+/// Of a row in blocks, `x [dim]`, into `out [dim]`.
 template <block_scalar Block>
 void to_floats(row<Block> x, index_t dim, float* out) {
   for (index_t begin = 0; begin < dim; begin += Block::size) {
@@ -131,6 +132,7 @@ KVMELD_NOINLINE inline void convert_to_floats(const row<any_scalar>& x, index_t 
     x.visit([&](auto typed) { to_floats(typed, dim, out); });
   }
 }
+/// Of a row of any storage, `x [dim]`, into `out [dim]`.
 inline void to_floats(row<any_scalar> x, index_t dim, float* out) {
   if (const float* const floats = detail::floats_in(x)) [[likely]] {
     std::copy_n(floats, dim, out);
@@ -204,6 +206,7 @@ inline void copy_slots(const head_ref& from, const head_ref& to) {
 class any_span {
  public:
   any_span() = default;
+  /// A view of `numbers`, which have to live as long.
   template <class R>
   requires plain_scalar<detail::element_of<const R>> any_span(
       const R& numbers)  // NOLINT: as std::span is made
@@ -211,9 +214,9 @@ class any_span {
         size_(std::span(numbers).size()),
         type_(storage_of<detail::element_of<const R>>) {}
 
-  const std::byte* data() const { return data_; }
-  std::size_t size() const { return size_; }
-  std::size_t bytes() const { return size_ * element_bytes(type_); }
+  const std::byte* data() const { return data_; }                     ///< the first number's
+  std::size_t size() const { return size_; }                          ///< numbers
+  std::size_t bytes() const { return size_ * element_bytes(type_); }  ///< of all numbers
 
   /// Have the two a byte in common?
   bool overlaps(const any_span& other) const {

@@ -11,13 +11,15 @@ namespace kvmeld::inline v0 {
 
 /// Integers, by their bits. `memory`: of `head_state`, here and below.
 struct integer_field {
-  std::ptrdiff_t at = 0;
+  std::ptrdiff_t at = 0;  ///< where the first is, in floats
 
+  /// Integer `i`.
   KVMELD_HD index_t get(const float* memory, std::ptrdiff_t i = 0) const {
     index_t x = 0;
     memcpy(&x, memory + at + i, sizeof x);
     return x;
   }
+  /// Makes integer `i` `x`.
   KVMELD_HD void set(float* memory, index_t x, std::ptrdiff_t i = 0) const {
     memcpy(memory + at + i, &x, sizeof x);
   }
@@ -25,8 +27,9 @@ struct integer_field {
 
 /// Rows of numbers, each from a float on.
 struct row_field {
-  std::ptrdiff_t at = 0, floats = 1;  ///< of a row
+  std::ptrdiff_t at = 0, floats = 1;  ///< where the first is; of a row
 
+  /// Row `i`.
   template <class Float>
   KVMELD_HD Float* row(Float* memory, std::ptrdiff_t i = 0) const {
     return memory + at + i * floats;
@@ -44,7 +47,8 @@ struct row_field {
 struct memory_layout {
   std::ptrdiff_t size = 0;  ///< floats so far
 
-  KVMELD_HD integer_field i32(std::ptrdiff_t n = 1) { return {take(n)}; }
+  KVMELD_HD integer_field i32(std::ptrdiff_t n = 1) { return {take(n)}; }  ///< `n` integers
+  /// `rows` rows of `width` floats each.
   KVMELD_HD row_field f32(std::ptrdiff_t width = 1, std::ptrdiff_t rows = 1) {
     return {take(width * rows), width};
   }

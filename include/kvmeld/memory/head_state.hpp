@@ -23,8 +23,8 @@ enum class slot_reduce { sum, max, anchor };
 
 /// One float per slot: how it merges, and what a fresh slot has.
 struct slot_stat {
-  slot_reduce reduce = slot_reduce::sum;
-  float initial = 0;
+  slot_reduce reduce = slot_reduce::sum;  ///< how it merges
+  float initial = 0;                      ///< what a fresh slot has
 
   bool operator==(const slot_stat&) const = default;
 };
@@ -116,6 +116,7 @@ class head_state : private detail::state_fields {
   /// into the state that was moved to.
   head_state(head_state&& from) noexcept
       : state_fields(std::exchange(static_cast<state_fields&>(from), {})) {}
+  /// A copy, or what was moved.
   head_state& operator=(head_state from) noexcept {
     std::swap(static_cast<state_fields&>(*this), static_cast<state_fields&>(from));
     return *this;
@@ -127,18 +128,20 @@ class head_state : private detail::state_fields {
 
   /// Slots that have numbers; those appended since get theirs from `extend`.
   index_t length() const { return length_; }
-  index_t slot_stats() const { return static_cast<index_t>(kinds_.size()); }
+  index_t slot_stats() const { return static_cast<index_t>(kinds_.size()); }  ///< columns
   /// What each of them is.
   std::span<const slot_stat> kinds() const { return kinds_; }
-  slot_reduce reduce(index_t c) const { return kinds_[as_size(c)].reduce; }
+  slot_reduce reduce(index_t c) const { return kinds_[as_size(c)].reduce; }  ///< how `c` merges
 
   /// Column `c` `[length]`; at rest none.
   std::span<float> column(index_t c) { return columns_.subspan(offset(c), awake(length_)); }
+  /// ... read only.
   std::span<const float> column(index_t c) const {
     return columns_.subspan(offset(c), awake(length_));
   }
   /// The policy's floats; at rest none.
   std::span<float> memory() { return memory_.first(rests_ ? 0 : memory_.size()); }
+  /// ... read only.
   std::span<const float> memory() const { return memory_.first(rests_ ? 0 : memory_.size()); }
   /// How many these are, at rest too.
   std::size_t memory_size() const { return memory_.size(); }
@@ -159,6 +162,7 @@ class head_state : private detail::state_fields {
     }
     length_ = length;
   }
+  /// Forgets the slots from `length` on.
   void truncate(index_t length) {
     if (length < length_) {
       wake();
@@ -185,11 +189,11 @@ class head_state : private detail::state_fields {
     rests_ = true;
     own_.release(bytes(), own_.size());  // a state that wakes sets what it has not kept
   }
-  bool rests() const { return rests_; }
+  bool rests() const { return rests_; }  ///< is it at rest?
 
   /// Queries observed so far.
   std::int64_t observed() const { return observed_; }
-  void count_queries(std::int64_t n) { observed_ += n; }
+  void count_queries(std::int64_t n) { observed_ += n; }  ///< `n` more were observed
 
   /// Bytes for the slots in use.
   std::size_t bytes() const {

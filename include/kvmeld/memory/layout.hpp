@@ -31,12 +31,13 @@ struct page_table {
 ///     strided   data + s * row + i * element
 ///     in pages  data + page_of(s) * page + (s % slots) * row + i * element
 struct head_rows {
-  std::byte* data = nullptr;
-  std::ptrdiff_t row = 0;
-  std::ptrdiff_t element = 1;
-  std::ptrdiff_t page = 0;
+  std::byte* data = nullptr;   ///< of slot 0, or of the first page
+  std::ptrdiff_t row = 0;      ///< bytes, slot to slot
+  std::ptrdiff_t element = 1;  ///< bytes, element to element
+  std::ptrdiff_t page = 0;     ///< bytes, page to page; 0: not in pages
 
-  std::byte* slot(index_t s) const { return data + s * row; }
+  std::byte* slot(index_t s) const { return data + s * row; }  ///< where slot `s` is
+  /// Where slot `s` is in pages.
   std::byte* slot(index_t s, const page_table& table) const {
     s += table.skipped;
     return data + table.pages[s / table.slots] * page + s % table.slots * row;
@@ -56,12 +57,13 @@ enum class layout {
 
 /// A layout by hand: steps in elements (numbers, or blocks of numbers).
 struct strides {
-  std::ptrdiff_t layer = 0;
+  std::ptrdiff_t layer = 0;    ///< layer to layer
   std::ptrdiff_t request = 0;  ///< not in pages
+  /// KV head to KV head.
   std::ptrdiff_t head = 0;
-  std::ptrdiff_t row = 0;  ///< slot to slot (of a page)
-  std::ptrdiff_t element = 1;
-  std::ptrdiff_t page = 0;  ///< in pages only
+  std::ptrdiff_t row = 0;      ///< slot to slot (of a page)
+  std::ptrdiff_t element = 1;  ///< number to number, or block to block
+  std::ptrdiff_t page = 0;     ///< in pages only
 
   bool operator==(const strides&) const = default;
 };
@@ -72,6 +74,7 @@ struct strides {
 ///     kvmeld::rows(k, kvmeld::layout::nhd)        // k: std::span<Eigen::half>, a std::vector, ...
 class rows {
  public:
+  /// A span or vector of numbers or blocks, which has to live as long, and how they lie.
   template <class R>
   requires storage_scalar<detail::element_of<R>> rows(R&& elements,
                                                       const std::variant<layout, strides>& how)
@@ -80,10 +83,10 @@ class rows {
         type_(storage_of<detail::element_of<R>>),
         how_(how) {}
 
-  std::byte* data() const { return data_; }
-  std::ptrdiff_t size() const { return size_; }  ///< in elements
-  storage type() const { return type_; }
-  const std::variant<layout, strides>& how() const { return how_; }
+  std::byte* data() const { return data_; }                          ///< the first element's
+  std::ptrdiff_t size() const { return size_; }                      ///< in elements
+  storage type() const { return type_; }                             ///< of its elements
+  const std::variant<layout, strides>& how() const { return how_; }  ///< a known layout, or steps
 
  private:
   std::byte* data_;
@@ -96,12 +99,14 @@ class rows {
 /// apart, one of each layer: a `std::vector<rows>`, say.
 class layer_rows {
  public:
-  layer_rows(const rows& all) : list_(&all, 1) {}
+  layer_rows(const rows& all) : list_(&all, 1) {}  ///< of all layers in one memory
+  /// One of each layer, in their order; a list that has to live as long.
   template <class R>
   requires std::same_as<detail::element_of<const R>, rows> layer_rows(const R& each)
       : list_(each) {}
 
-  std::span<const rows> list() const { return list_; }
+  std::span<const rows> list() const { return list_; }  ///< one, or one of each layer
+  /// Of all of them.
   storage type() const { return list_.empty() ? storage::f32 : list_.front().type(); }
 
  private:
@@ -110,8 +115,8 @@ class layer_rows {
 
 /// How large a cache is.
 struct cache_extents {
-  index_t layers = 1;
-  index_t requests = 1;
+  index_t layers = 1;    ///< of the model
+  index_t requests = 1;  ///< sequences held at once
   index_t capacity = 0;  ///< slots per head
 };
 
@@ -125,9 +130,9 @@ struct page_tables {
 
 /// ... checked. Heads that follow one another share a table; so do layers, where tables end.
 struct placed_tables {
-  page_table first = {};  ///< no pages: rows are strided
-  std::ptrdiff_t stride = 0;
-  index_t heads_each = 1, count = 1;
+  page_table first = {};              ///< no pages: rows are strided
+  std::ptrdiff_t stride = 0;          ///< from one table to the next
+  index_t heads_each = 1, count = 1;  ///< heads of a table; tables
 
   /// That of head `h`.
   page_table of(index_t h) const {
@@ -147,10 +152,11 @@ struct placed_tables {
 
 /// The keys (or values) of all heads by strides in bytes.
 struct placed_rows {
-  std::byte* data = nullptr;
-  std::ptrdiff_t layer = 0, request = 0, head = 0;
-  head_rows first = {};  ///< of the first head; its data is `data`
+  std::byte* data = nullptr;                        ///< of the first layer, request and head
+  std::ptrdiff_t layer = 0, request = 0, head = 0;  ///< bytes, each to each
+  head_rows first = {};                             ///< of the first head; its data is `data`
 
+  /// Those of KV head `h` of layer `l` and request `r`.
   head_rows of(index_t l, index_t r, index_t h) const {
     head_rows x = first;
     x.data = data + l * layer + r * request + h * head;

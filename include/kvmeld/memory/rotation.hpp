@@ -19,10 +19,10 @@ namespace kvmeld::inline v0 {
 /// Frequency scaling of Llama 3.1 (`rope_type: llama3`): long wavelengths are stretched by
 /// `factor`, short ones kept, those between blended.
 struct llama3_scaling {
-  double factor = 8;
-  double low = 1;   ///< low_freq_factor
-  double high = 4;  ///< high_freq_factor
-  index_t original_context = 8192;
+  double factor = 8;                ///< of the longest wavelengths
+  double low = 1;                   ///< low_freq_factor
+  double high = 4;                  ///< high_freq_factor
+  index_t original_context = 8192;  ///< positions
 
   bool operator==(const llama3_scaling&) const = default;
 };
@@ -30,11 +30,11 @@ struct llama3_scaling {
 /// YaRN (Peng et al. 2023, arXiv 2309.00071): frequencies of fewer than `slow` turns over the
 /// original context are divided by `factor`, those of more than `fast` are kept, a ramp between.
 struct yarn_scaling {
-  double factor = 1;
-  index_t original_context = 4096;
-  double fast = 32;      ///< beta_fast, turns
-  double slow = 1;       ///< beta_slow, turns
-  bool truncate = true;  ///< does the ramp begin and end at whole pairs? Not in gpt-oss
+  double factor = 1;                ///< of the slowest frequencies
+  index_t original_context = 4096;  ///< positions
+  double fast = 32;                 ///< beta_fast, turns
+  double slow = 1;                  ///< beta_slow, turns
+  bool truncate = true;             ///< does the ramp begin and end at whole pairs? Not in gpt-oss
 
   bool operator==(const yarn_scaling&) const = default;
 };
@@ -56,6 +56,7 @@ class rotary {
   rotary() = default;
   /// Frequencies `base^(−2p/dims)`. Refused: a base that is not finite and above 1.
   static rotary halves(double base) { return {pairing::halves, base}; }
+  /// Pairs `(2i, 2i + 1)`.
   static rotary interleaved(double base) { return {pairing::interleaved, base}; }
   /// Frequencies `[pairs]` in radians per position, from a model's own table.
   /// Refused: an empty table, frequencies that are not finite.
@@ -105,7 +106,7 @@ class rotary {
 
   /// Does it rotate anything?
   bool rotates() const { return base_ > 0 || !table_.empty(); }
-  pairing pairs_as() const { return pairing_; }
+  pairing pairs_as() const { return pairing_; }  ///< which elements form a pair
   /// 0: none, or a table.
   double base() const { return base_; }
   bool operator==(const rotary&) const = default;
@@ -116,6 +117,7 @@ class rotary {
     const index_t all = !rotates() ? 0 : dims_ > 0 ? dims_ : of_table > 0 ? of_table : dim;
     return all <= dim ? all / 2 * 2 : 0;
   }
+  /// The first of these.
   index_t first(index_t dim) const { return last_ ? dim - rotated(dim) : 0; }
   /// Throws if a head of `dim` has fewer elements than are to be rotated.
   void check(index_t dim) const {

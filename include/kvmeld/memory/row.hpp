@@ -67,14 +67,15 @@ Eigen::half round_to_codes(const float* x, index_t n, std::uint8_t* codes) {
 /// A block has no code for NaN and Inf, nor for numbers beyond 8.3 million: with one it is NaN
 /// whole.
 struct q8_0 {
-  static constexpr index_t size = 32;
+  static constexpr index_t size = 32;  ///< numbers of a block
 
-  Eigen::half scale = {};
-  std::int8_t codes[size] = {};
+  Eigen::half scale = {};        ///< of all codes
+  std::int8_t codes[size] = {};  ///< −127 to 127
 
-  int code(index_t i) const { return codes[i]; }
+  int code(index_t i) const { return codes[i]; }  ///< of number `i`
+  /// Number `i`.
   float operator[](index_t i) const { return static_cast<float>(code(i)) * scale_as_float(); }
-  float scale_as_float() const { return detail::half_bits_to_float(scale.x); }
+  float scale_as_float() const { return detail::half_bits_to_float(scale.x); }  ///< the scale
   /// All of them, `x [size]`.
   EIGEN_STRONG_INLINE void to_floats(float* x) const {
     const float by = scale_as_float();
@@ -117,14 +118,17 @@ static_assert(sizeof(q8_0) == 34);
 /// Inf, or a number beyond 524 thousand, make the block NaN whole. Of values, what lies in the
 /// blocks is rotated: rows that an engine has not rotated are not read as they are.
 struct q4_0 {
-  static constexpr index_t size = 32;
+  static constexpr index_t size = 32;  ///< numbers of a block
 
-  Eigen::half scale = {};
+  Eigen::half scale = {};             ///< of all codes
   std::uint8_t codes[size / 2] = {};  ///< numbers `i` (lower 4 bits) and `i + 16`
 
+  /// Of number `i`, −8 to 7.
   int code(index_t i) const { return (codes[i % (size / 2)] >> (i < size / 2 ? 0 : 4) & 15) - 8; }
+  /// Number `i`.
   float operator[](index_t i) const { return static_cast<float>(code(i)) * scale_as_float(); }
-  float scale_as_float() const { return detail::half_bits_to_float(scale.x); }
+  float scale_as_float() const { return detail::half_bits_to_float(scale.x); }  ///< the scale
+  /// All of them, `x [size]`.
   EIGEN_STRONG_INLINE void to_floats(float* x) const {
     const float by = scale_as_float();
     for (index_t i = 0; i < size / 2; ++i) {
@@ -150,18 +154,21 @@ static_assert(sizeof(q4_0) == 18);
 
 /// 32 numbers: number `i` is `(code_i − 32) · scale`, codes 0 to 63, rounded as those of `q4_0`.
 struct q6_0 {
-  static constexpr index_t size = 32;
+  static constexpr index_t size = 32;  ///< numbers of a block
 
-  Eigen::half scale = {};
+  Eigen::half scale = {};             ///< of all codes
   std::uint8_t codes[size / 2] = {};  ///< lower 4 bits, as of `q4_0`
   std::uint8_t upper[size / 4] = {};  ///< upper 2 bits of numbers `i` (lowest), `i + 8`, ...
 
+  /// Of number `i`, −32 to 31.
   int code(index_t i) const {
     const int low = codes[i % (size / 2)] >> (i < size / 2 ? 0 : 4) & 15;
     return (low | (upper[i % 8] >> (i / 8 * 2) & 3) << 4) - 32;
   }
+  /// Number `i`.
   float operator[](index_t i) const { return static_cast<float>(code(i)) * scale_as_float(); }
-  float scale_as_float() const { return detail::half_bits_to_float(scale.x); }
+  float scale_as_float() const { return detail::half_bits_to_float(scale.x); }  ///< the scale
+  /// All of them, `x [size]`.
   EIGEN_STRONG_INLINE void to_floats(float* x) const {
     const float by = scale_as_float();
     for (index_t i = 0; i < size; ++i) {
@@ -194,6 +201,7 @@ concept plain_scalar =
 /// float whatever the storage.
 template <class T>
 concept block_scalar = std::same_as<T, q8_0> || std::same_as<T, q4_0> || std::same_as<T, q6_0>;
+/// What rows may be of.
 template <class T>
 concept storage_scalar = plain_scalar<T> || block_scalar<T>;
 static_assert(q8_0::size == q4_0::size && q8_0::size == q6_0::size);
@@ -215,10 +223,10 @@ using element_of = typename decltype(std::span(std::declval<R&>()))::value_type;
 /// One key or one value: `dim` elements, `step` apart.
 template <class Scalar>
 struct row {
-  Scalar* data;
-  std::ptrdiff_t step = 1;
+  Scalar* data;             ///< the first element
+  std::ptrdiff_t step = 1;  ///< elements, one to the next
 
-  constexpr Scalar& operator[](index_t i) const { return data[i * step]; }
+  constexpr Scalar& operator[](index_t i) const { return data[i * step]; }  ///< element `i`
   /// From element `i` on.
   constexpr row from(index_t i) const { return {data + i * step, step}; }
 };
@@ -226,9 +234,10 @@ struct row {
 /// A row in blocks, side by side: `step` is 1. Read number by number, written whole (`store_row`).
 template <block_scalar Block>
 struct row<Block> {
-  Block* data;
-  std::ptrdiff_t step = 1;
+  Block* data;              ///< the first block
+  std::ptrdiff_t step = 1;  ///< always 1
 
+  /// Number `i`.
   float operator[](index_t i) const { return data[i / Block::size][i % Block::size]; }
   /// From number `i` on, a multiple of `Block::size`.
   row from(index_t i) const { return {data + i / Block::size, step}; }
@@ -270,16 +279,19 @@ inline constexpr index_t most_newest = 64;
 /// of each head are held in half, and are rounded to blocks once, when as many newer ones are
 /// there; where there are any, the first four are too, and stay so.
 struct storage_pair {
-  storage keys, values;
-  index_t newest = 0;
+  storage keys, values;  ///< may differ
+  index_t newest = 0;    ///< rows in half per head, 0 to 64
 
+  /// Keys and values alike.
   constexpr storage_pair(storage both) : keys(both), values(both) {}  // NOLINT: it is one
+  /// Each its own; `newest` rows of a head in half.
   constexpr storage_pair(storage of_keys, storage of_values, index_t of_newest = 0)
       : keys(of_keys), values(of_values), newest(of_newest) {}
 
   friend bool operator==(const storage_pair&, const storage_pair&) = default;
 };
 
+/// What rows of `Scalar` are held as.
 template <storage_scalar Scalar>
 inline constexpr storage storage_of = std::same_as<Scalar, float>             ? storage::f32
                                       : std::same_as<Scalar, Eigen::half>     ? storage::f16
@@ -339,9 +351,9 @@ inline void centred_to_floats(const row<any_scalar>& x, float* out);
 /// A row of any scalar, so that what reads rows is compiled once for all.
 template <>
 struct row<any_scalar> {
-  std::byte* data;
+  std::byte* data;      ///< the first element
   std::ptrdiff_t step;  ///< in bytes
-  storage type;
+  storage type;         ///< of the elements
   /// Of a row that is held less its head's mean, and read whole. In few bytes: rows are handed on
   /// for every slot.
   /// @{
@@ -350,6 +362,7 @@ struct row<any_scalar> {
   const Eigen::half* mean = nullptr;  ///< [dim]
   /// @}
 
+  /// From number `i` on: in blocks, a multiple of their size.
   row from(index_t i) const {
     if (is_centred(type)) {
       row rest = *this;

@@ -40,7 +40,7 @@ struct slot_metadata {
 struct newest_rows {
   /// [rows_in_half(count), dim of each]; null: not in blocks
   std::byte *keys = nullptr, *values = nullptr;
-  index_t count = 0;
+  index_t count = 0;           ///< newest tokens in half; 0: none
   index_t* rounded = nullptr;  ///< tokens before this position, but the first, lie in their slots
 
   /// The row of a token.
@@ -55,14 +55,14 @@ struct newest_rows {
 
 /// What a head has beside its slots: the newest rows, and the mean that keys are held less.
 struct rows_beside {
-  newest_rows newest;
+  newest_rows newest;               ///< in half, where rows are in blocks
   Eigen::half* key_mean = nullptr;  ///< [dim]; null: keys are held as they are
 };
 
 /// What a head is before tokens that may be taken back.
 struct head_mark {
-  index_t length = 0, next_position = 0, rounded = 0;
-  std::vector<Eigen::half> newest_keys, newest_values;
+  index_t length = 0, next_position = 0, rounded = 0;   ///< slots; positions
+  std::vector<Eigen::half> newest_keys, newest_values;  ///< as they were
 };
 
 /// One KV head's slots: `[capacity]` rows of keys and values, a log-mass and a position per slot;
@@ -73,7 +73,7 @@ struct head_mark {
 /// A view: trivially copyable, does not own, and shallow const as std::span is.
 class head_ref {
  public:
-  using scalar = any_scalar;
+  using scalar = any_scalar;  ///< of its rows
 
   /// `spec`: of the head's layer, checked. It is not copied and must outlive the view. `kv_head`:
   /// which of the layer's KV heads this is. `keys`, `values`: of this head alone. A table without
@@ -98,16 +98,17 @@ class head_ref {
 
   /// What the model computes in this head's layer.
   const attention_spec& spec() const { return *spec_; }
-  index_t length() const { return *slots_.length; }
+  index_t length() const { return *slots_.length; }  ///< slots in use
+  /// Of the token after all so far.
   index_t next_position() const { return *slots_.next_position; }
   /// How many tokens were ever appended to it: after a seal, those that follow the sealed ones.
   index_t tokens() const { return next_position() - tokens_before_; }
-  index_t capacity() const { return capacity_; }
+  index_t capacity() const { return capacity_; }                  ///< slots
   index_t dim() const { return dim_; }                            ///< of keys, and queries
   index_t value_dim() const { return value_dim_; }                ///< of values, and outputs
   index_t row_dim() const { return std::max(dim_, value_dim_); }  ///< of the longer of the two
-  index_t group() const { return group_; }
-  float scale() const { return scale_; }
+  index_t group() const { return group_; }                        ///< query heads
+  float scale() const { return scale_; }                          ///< of products q·k
   /// Of numbers that the layer has one of for each query head, those of this head: `[group]`. Null:
   /// the layer has none.
   const float* of_group(const std::vector<float>& of_query_heads) const {
@@ -115,7 +116,7 @@ class head_ref {
   }
   /// Does a query at `position` see slot `s`?
   bool sees(index_t s, index_t position) const { return spec_->sees(position, this->position(s)); }
-  bool check_finite() const { return spec_->check_finite; }
+  bool check_finite() const { return spec_->check_finite; }  ///< are NaN and Inf refused?
   /// Are values the first numbers of the keys, in their memory, as of latent attention?
   bool one_memory() const {
     return keys_.data != nullptr && keys_.data == values_.data && keys_.row == values_.row &&
@@ -130,9 +131,11 @@ class head_ref {
   /// do as without; attention rotates its outputs back.
   bool rotates_values() const { return rotates_values_of(type_.values) && !one_memory(); }
 
+  /// The key of slot `s`, `[dim]`, rotated to its position.
   row<any_scalar> key(index_t s) const {
     return newest_.keys == nullptr ? held_key(s) : read_key(s);
   }
+  /// The value of slot `s`, `[value_dim]`.
   row<any_scalar> value(index_t s) const {
     return newest_.values == nullptr ? held_value(s) : read_value(s);
   }
@@ -184,7 +187,7 @@ class head_ref {
           count, [&](index_t i) { return next_position() + i; }, read);
     }
   }
-  float& log_mass(index_t s) const { return slots_.log_mass[s]; }
+  float& log_mass(index_t s) const { return slots_.log_mass[s]; }  ///< natural logarithm
   /// By `renumber` where it is to change and the slot's rows are to stay.
   index_t& position(index_t s) const { return slots_.position[s]; }
   /// Slot `s`, its rows as they are, is the token at `position` from here on.
@@ -216,7 +219,7 @@ class head_ref {
     }
     return own;
   }
-  const slot_metadata& metadata() const { return slots_; }
+  const slot_metadata& metadata() const { return slots_; }  ///< of all slots
   /// The head for who has drafted, and may append.
   head_ref for_compressor() const {
     head_ref own = *this;
@@ -310,6 +313,7 @@ class head_ref {
           std::clamp(rounded, std::max(next_position - newest_.count, 0), next_position);
     }
   }
+  /// The same, with as many rows rounded as are now.
   void restore(index_t length, index_t next_position) const {
     restore(length, next_position, rounded());
   }
@@ -322,6 +326,7 @@ class head_ref {
             {keys.begin(), keys.end()},
             {values.begin(), values.end()}};
   }
+  /// Takes back all that was pushed since `mark`. Refused: another head's mark.
   void restore(const head_mark& mark) const {
     expects(mark.newest_keys.size() == newest_keys().size() &&
                 mark.newest_values.size() == newest_values().size(),
@@ -510,8 +515,8 @@ inline bool all_finite(const float* x, index_t count) {
 /// Heads `first` to `first + count − 1`: `head_range{h, 1}` is head `h` alone, and
 /// `head_range{kv.heads(layer, request)[0], 2}` the first two of a layer and request.
 struct head_range {
-  index_t first = 0;
-  index_t count = 0;
+  index_t first = 0;  ///< of the range
+  index_t count = 0;  ///< heads
 };
 
 /// A range of heads, a list of them in any order, or the heads of one layer of some requests
@@ -522,10 +527,13 @@ struct head_range {
 /// `for (const index_t h : kv.heads(layer, request))` is over all of them.
 class head_selection {
  public:
+  /// A range.
   head_selection(head_range range)
       : first_(range.first), count_(range.count) {}  // NOLINT: it is one
-  head_selection(std::span<const index_t> list)      // NOLINT: so is a list
+  /// A list, in its order.
+  head_selection(std::span<const index_t> list)  // NOLINT: so is a list
       : count_(static_cast<index_t>(list.size())), list_(list), listed_(true) {}
+  /// A list, in its order.
   head_selection(const std::vector<index_t>& list)  // NOLINT
       : head_selection(std::span<const index_t>(list)) {}
   /// The `each` heads of every request listed, in the layer that begins with head `first`.
@@ -536,24 +544,28 @@ class head_selection {
         list_(requests),
         listed_(true) {}
 
-  index_t count() const { return count_; }
+  index_t count() const { return count_; }  ///< heads chosen
   /// The `i`-th head chosen.
   index_t operator[](index_t i) const {
     return listed_ ? first_ + list_[as_size(i / each_)] * each_ + i % each_ : first_ + i;
   }
 
+  /// Over the numbers of the heads.
   class iterator {
    public:
-    using value_type = index_t;
-    using difference_type = std::ptrdiff_t;
+    using value_type = index_t;              ///< a head's number
+    using difference_type = std::ptrdiff_t;  ///< as iterators have
 
     iterator() = default;
+    /// At the `i`-th.
     iterator(const head_selection& heads, index_t i) : heads_(&heads), i_(i) {}
-    index_t operator*() const { return (*heads_)[i_]; }
+    index_t operator*() const { return (*heads_)[i_]; }  ///< the head
+    /// The next one.
     iterator& operator++() {
       ++i_;
       return *this;
     }
+    /// The next one; returns this one.
     iterator operator++(int) {
       const iterator was = *this;
       ++i_;
@@ -565,8 +577,8 @@ class head_selection {
     const head_selection* heads_ = nullptr;
     index_t i_ = 0;
   };
-  iterator begin() const { return {*this, 0}; }
-  iterator end() const { return {*this, count()}; }
+  iterator begin() const { return {*this, 0}; }      ///< the first head
+  iterator end() const { return {*this, count()}; }  ///< after the last
 
   /// Refuses heads that are not among `heads`, and a list that has one twice.
   void check(const char* what, index_t heads) const {

@@ -106,18 +106,18 @@ dense::matrix ridge_values(const P& p, const dense::stored auto& missing, float 
 
 /// Slots as they are fitted: `key, value [slots, dim]`, `log_mass [slots]`.
 struct fitted_slots {
-  dense::matrix key, value;
-  dense::vector log_mass;
+  dense::matrix key, value;  ///< each `[slots, dim]`
+  dense::vector log_mass;    ///< `[slots]`
 };
 
 /// What `refine` brings down, and its gradient by the slots:
 /// `mean_q ‖o_q − o*_q‖²/‖o*_q‖² + mass_weight · mean_q (Z_q − Z*_q)²`,
 /// `o`, `Z` the output and log-sum-exp over the slots, `o*`, `Z*` those wanted.
 struct attention_loss {
-  const dense::matrix& queries;  ///< [queries, dim]
-  const dense::attention& wanted;
-  score::logit_terms terms = 1.0F;
-  float mass_weight = 0.03F;
+  const dense::matrix& queries;     ///< [queries, dim]
+  const dense::attention& wanted;   ///< over the full cache
+  score::logit_terms terms = 1.0F;  ///< of the layer
+  float mass_weight = 0.03F;        ///< of the second term
 
   /// The loss; `gradient` is overwritten. Three products like attention's own, block by block.
   template <std::same_as<fitted_slots> Slots>

@@ -158,9 +158,11 @@ inline bool is_rounding(const float* x, row<any_scalar> stored, index_t dim) {
 /// value.
 class float_rows {
  public:
+  /// What it takes of the policy's memory, in floats.
   static constexpr std::size_t floats(index_t rows, index_t dim) {
     return as_size(rows) * (2 * as_size(dim) + header);
   }
+  /// Over `memory` of `floats(rows, dim)` floats, of one head.
   float_rows(std::span<float> memory, index_t rows, const head_ref& head)
       : memory_(memory.data()), rows_(rows), dim_(head.dim()), value_dim_(head.own_value_dim()) {}
 

@@ -20,11 +20,12 @@ namespace merge {
 template <dense::stored Gram>
 class growing_factor {
  public:
-  using vector = dense::vector_of<dense::scalar_of<Gram>>;
+  using vector = dense::vector_of<dense::scalar_of<Gram>>;  ///< of `Gram`'s numbers
 
+  /// No column is in use yet. `gram [n, n]` has to live as long.
   explicit growing_factor(const Gram& gram) : gram_(gram), lower_(gram.rows(), gram.cols()) {}
 
-  const std::vector<Eigen::Index>& columns() const { return columns_; }
+  const std::vector<Eigen::Index>& columns() const { return columns_; }  ///< in use, as added
 
   /// Adds column `j`; false: it depends on those in use, up to rounding. O(columns²).
   bool add(Eigen::Index j) {

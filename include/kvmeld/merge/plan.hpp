@@ -31,12 +31,14 @@ class merge_plan {
   index_t length() const { return length_; }                               ///< slots before
   index_t rows() const { return static_cast<index_t>(log_mass_.size()); }  ///< slots after
 
+  /// The sources of row `r`, its anchor first.
   std::span<const merge_source> row(index_t r) const {
     const auto i = as_size(r);
     return std::span(sources_).subspan(begin_[i], begin_[i + 1] - begin_[i]);
   }
+  /// The slot whose place row `r` takes.
   index_t anchor(index_t r) const { return row(r).front().source; }
-  float log_mass(index_t r) const { return log_mass_[as_size(r)]; }
+  float log_mass(index_t r) const { return log_mass_[as_size(r)]; }  ///< of row `r`
 
   /// Does row `r` change its anchor's key or value?
   bool changes_row(index_t r) const {
@@ -56,13 +58,14 @@ class merge_plan {
 
   /// Row `r` of `Δ_k [key_dim]` and of `Δ_v [value_dim]`, or empty: nothing is added.
   std::span<const float> key_correction(index_t r) const { return keys_.row(r); }
+  /// The same of values.
   std::span<const float> value_correction(index_t r) const { return values_.row(r); }
   /// `Δ_k [rows, key_dim]`, `Δ_v [rows, value_dim]`, or empty.
   std::span<const float> key_corrections() const { return keys_.all; }
-  std::span<const float> value_corrections() const { return values_.all; }
+  std::span<const float> value_corrections() const { return values_.all; }  ///< of values
   /// Numbers in a row of `Δ_k`, of `Δ_v`; 0: there is none.
   index_t key_dim() const { return static_cast<index_t>(keys_.dim); }
-  index_t value_dim() const { return static_cast<index_t>(values_.dim); }
+  index_t value_dim() const { return static_cast<index_t>(values_.dim); }  ///< of `Δ_v`
 
   /// Room for `capacity` slots, so that making a plan allocates nothing.
   void reserve(index_t capacity) {
@@ -140,6 +143,7 @@ class merge_plan {
   /// Are the corrections of values for a head that holds them rotated (`rotates_values`)? `plan`
   /// says; none: not known, as of a plan made by hand.
   std::optional<bool> for_rotated_values() const { return for_rotated_values_; }
+  /// None: not known.
   void set_for_rotated_values(std::optional<bool> rotated) { for_rotated_values_ = rotated; }
 
   /// Nothing is added to row `r`.
@@ -164,7 +168,7 @@ class merge_plan {
   /// A number that the policy measured in making the plan, for its own `update_memory`; none: it
   /// measured nothing.
   std::optional<float> measured() const { return measured_; }
-  void set_measured(std::optional<float> measured) { measured_ = measured; }
+  void set_measured(std::optional<float> measured) { measured_ = measured; }  ///< none: nothing
 
   /// Is it known that no law is broken? Else `check` finds out which, if any.
   bool lawful() const { return lawful_ && keys_.lawful(rows()) && values_.lawful(rows()); }
@@ -256,6 +260,7 @@ void keep_all(const kv_head auto& head, merge_plan& out) {
   out.reset(head.length());
   out.keep(0, {head.metadata().log_mass, as_size(head.length())});
 }
+/// The plan that keeps all slots as they are.
 merge_plan identity(const kv_head auto& head) {
   merge_plan plan;
   keep_all(head, plan);

@@ -17,6 +17,7 @@ auto protected_slots(const kv_head auto& head, index_t sinks, index_t recent) {
     return in(head.position(s));
   };
 }
+/// ... of what a policy protects.
 auto protected_slots(const kv_head auto& head, const protection& of) {
   return protected_slots(head, of.sinks, of.recent);
 }

@@ -25,8 +25,10 @@ class query_moments {
   using map = Eigen::Map<std::conditional_t<std::is_const_v<Float>, const M, M>>;
 
  public:
+  /// Over `size(dim, group)` floats.
   query_moments(std::span<Float> floats, index_t dim) : floats_(floats), dim_(dim) {}
 
+  /// Floats that it takes.
   static std::size_t size(index_t dim, index_t group) {
     const auto d = as_size(dim);
     return 1 + as_size(group) * (d + d * d);

@@ -21,7 +21,7 @@ struct scissorhands {
   index_t sinks = 4;
   index_t window = 10;
   index_t history = 400;
-  static constexpr group_combine combine = group_combine::mean;
+  static constexpr group_combine combine = group_combine::mean;  ///< of a group's attention
 
   static constexpr std::string_view name() { return "scissorhands"; }
   static constexpr std::tuple options{

@@ -57,6 +57,7 @@ struct d2o {
       option(&d2o::combine)};
   static constexpr column score{0, "score", slot_reduce::anchor};
   static constexpr std::array columns{score};
+  /// Where the state's memory has what is kept of a head.
   enum memory_name : std::size_t { threshold, has_threshold };  // τ_t; 1 once there is one
   static constexpr std::size_t memory(index_t, index_t, index_t) { return 2; }
   index_t min_budget() const { return sinks + 1; }

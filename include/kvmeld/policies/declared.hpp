@@ -52,7 +52,7 @@ auto score_of(const P& p, const head_ref& head, const head_state& state) {
 template <class P>
 class declared {
  public:
-  explicit declared(const P& policy) : p_(policy) {}
+  explicit declared(const P& policy) : p_(policy) {}  ///< `policy` has to live as long.
 
   /// Throws on options out of range, or that do not go together.
   void validate() const {
@@ -312,11 +312,12 @@ void declared<P>::attend(const head_ref& head, const head_state& state, const fl
 /// What a policy needs of an engine, and what it can do: to ask before a compressor is made.
 struct policy_needs {
   bool queries = false;         ///< a prompt's
-  observation_needs step = {};  /// of a decode step's attention, where the engine computes its own
+  observation_needs step = {};  ///< of a decode step's attention, where the engine computes its own
   bool decodes = true;          ///< does it take steps? Else prompts alone
   bool shares = false;          ///< can heads share a budget?
   attention_support attention = {};  ///< what the model's attention may have
 };
+/// What `p` needs, and can do, with its options.
 template <policy P>
 policy_needs needs_of(const P& p) {
   const bool decodes = declared(p).supports_decode();

@@ -285,7 +285,7 @@ struct fold_prompt {
 /// Everything is computed in the plan's own scratch, so that nothing is allocated after its first
 /// use.
 struct fold_decode {
-  future_positions ahead = {};
+  future_positions ahead = {};  ///< where held queries are moved to
   index_t queries = 16;
   index_t stride = 4;
   index_t period = 0;
@@ -568,8 +568,8 @@ struct fold {
   float recent_share = 0.25F;
   float share = 0.5F;
   float leverage_ridge = 1;
-  fold_prompt prompt = {};
-  fold_decode decode = {};
+  fold_prompt prompt = {};  ///< how a prompt is clustered
+  fold_decode decode = {};  ///< how decode merges
   pin_rule pins = pin_rule::leverage;
   index_t clusters = 0;
   index_t prompt_recent = 8;
@@ -658,6 +658,7 @@ struct fold {
     return std::max(detail::fold_freed(decode.period, slots),
                     rescores() && decode.period == 0 ? decode.rescore : index_t{0});
   }
+  /// Are scores multiplied by `score_weights`?
   bool weighs() const { return pins == pin_rule::scores && leverage_exponent > 0; }
   /// What the scores of a prompt are multiplied by; none without an exponent. Over the heads h of a
   /// model that share slots, and their tokens t:
@@ -751,6 +752,7 @@ struct fold {
     return rescores() ? kvmeld::new_scores{decode.rescore, memory_of(head, state).count_unscored()}
                       : kvmeld::new_scores();
   }
+  /// Slots for all but pins.
   index_t slots_beside_pins() const { return sinks + prompt_recent + clusters; }
   /// How many slots are pinned.
   detail::fold_pins pinned() const {

@@ -6,6 +6,7 @@
 
 namespace kvmeld::inline v0 {
 
+/// Keeps every slot: no compression, whatever the budget.
 struct full_cache {
   static constexpr std::string_view name() { return "full_cache"; }
   static constexpr attention_support supports() { return {}; }

@@ -24,6 +24,7 @@ namespace kvmeld::inline v0 {
 /// By `budget::shared` it is one ε for all heads of the model, as in the paper. Where all pairs
 /// joined are too few, the runs of least total score are evicted.
 struct kvmerger {
+  /// What decides which slots join.
   enum class mode { threshold, budget };
 
   mode joins = mode::budget;  ///< budget: ε is whatever gives the target; threshold: at least that
@@ -81,7 +82,7 @@ struct kvmerger {
   }
   /// Where heads share slots: R, and H without the sinks.
   index_t shared_recent() const { return share_of(recent, share_slots); }
-  index_t shared_heavy() const { return heavy_places(share_slots) - sinks; }
+  index_t shared_heavy() const { return heavy_places(share_slots) - sinks; }  ///< `H` in slots
   index_t min_budget() const {
     return search::least_target(std::max(sinks, index_t{1}),
                                 [&](index_t target) { return untouched(target) < target; });

@@ -25,15 +25,15 @@ struct kvzip {
   /// What a layer adds of a group's attention, `[rows, group, value_dim]`, `stride` floats a row:
   /// the columns of these query heads in the layer's output matrix W_O.
   struct projection {
-    const float* data = nullptr;
-    index_t rows = 0;
-    std::ptrdiff_t stride = 0;
+    const float* data = nullptr;  ///< null: not given
+    index_t rows = 0;             ///< numbers of an output
+    std::ptrdiff_t stride = 0;    ///< floats, row to row
   };
 
   index_t sinks = 4;
   index_t recent = 0;
   bool plus = false;
-  projection output = {};
+  projection output = {};  ///< of the head's layer; for `plus`
 
   static constexpr std::string_view name() { return "kvzip"; }
   static constexpr std::tuple options{
@@ -44,7 +44,7 @@ struct kvzip {
   static constexpr bool supports_decode() { return false; }
   /// No step is observed; another prompt compares its slots with those of the last.
   static constexpr kvmeld::decode_use decode_use() { return {.steps = 0, .columns = true}; }
-  static constexpr group_combine combine = group_combine::max;
+  static constexpr group_combine combine = group_combine::max;  ///< of a group's attention
   static constexpr column attention{0, "attention", slot_reduce::max};
   static constexpr std::array columns{attention};
   static constexpr observation_needs needs() { return {.probabilities = true}; }

@@ -45,7 +45,7 @@ decltype(auto) with_policy(P& p, const auto& f) {
 /// The original merges prompts alone. While decoding, a slot is scored by all that it stands for.
 template <policy P>
 struct massfold {
-  P scorer = {};
+  P scorer = {};  ///< whose scores and state it takes
 
   std::string_view name() const {
     return detail::with_policy(scorer, []<class Q>(const Q&) {
@@ -53,6 +53,7 @@ struct massfold {
       return std::string_view(name.data(), name.size());
     });
   }
+  /// Those of `scorer`.
   static void each_option(auto& p, const auto& f) { kvmeld::each_option(p.scorer, f); }
   /// On each of several scorers, with its default parameters.
   static std::vector<massfold> on_each_scorer() requires detail::chosen_at_run_time<P> {
@@ -147,6 +148,7 @@ struct massfold {
   }
 };
 
+/// On the policy `P`.
 template <class P>
 massfold(P) -> massfold<P>;
 

@@ -23,9 +23,10 @@ namespace kvmeld::inline v0 {
 
 /// An end of a range; `open`: itself not in it.
 struct bound {
-  double value = 0;
-  bool open = false;
+  double value = 0;   ///< where it ends
+  bool open = false;  ///< is `value` itself not in it?
 
+  /// A number is a closed end.
   constexpr bound(double at, bool is_open = false) : value(at), open(is_open) {}  // NOLINT
 };
 

@@ -25,11 +25,12 @@ namespace kvmeld::inline v0 {
 /// A float per slot that a policy keeps. It stands for its number among the policy's `columns`:
 /// `state.column(attention)`.
 struct column {
-  index_t at;
+  index_t at;  ///< its number among the columns
   std::string_view name;
-  slot_reduce reduce = slot_reduce::sum;
-  float initial = 0;
+  slot_reduce reduce = slot_reduce::sum;  ///< how it merges
+  float initial = 0;                      ///< what a fresh slot has
 
+  /// Its number.
   constexpr operator index_t() const { return at; }  // NOLINT: where columns are counted
 };
 
@@ -38,7 +39,7 @@ struct new_scores {
   index_t every = 0;  ///< 0: it does not
   index_t steps = 0;  ///< since it did so last
 
-  bool are_there() const { return every > 0 && steps == 0; }
+  bool are_there() const { return every > 0 && steps == 0; }  ///< has decode just scored?
   /// Are they there within fewer steps than these?
   bool within(index_t next) const { return every > 0 && every - steps < next; }
 };
@@ -67,7 +68,7 @@ std::vector<slot_stat> slot_stats_of(const P& p) {
 
 /// What a model's attention may have for a policy to be right.
 struct attention_support {
-  bool soft_cap = true;
+  bool soft_cap = true;    ///< of logits
   bool sinks = true;       ///< `sink_logits`
   bool alibi = true;       ///< `alibi_slopes`
   bool one_memory = true;  ///< values in the memory of keys, as latent attention keeps them
@@ -154,10 +155,11 @@ KVMELD_HOOK(validate, void());
 
 /// `static constexpr std::array columns{attention}`: a float per slot each, in `head_state`.
 KVMELD_HOOK(columns, void());
-/// The first of them, where options decide.
+/// The first of `columns`, where options decide.
 KVMELD_HOOK(columns_used, std::span<const column>());
-/// The same where options say more than that, a range of `slot_stat`; and how many, without it.
+/// The same where options say more than that, a range of `slot_stat`.
 KVMELD_HOOK(slot_stats, void());
+/// How many these are.
 KVMELD_HOOK(column_count, index_t());
 /// Floats per head in addition to the slots'. `dim`: of keys or values, the larger.
 KVMELD_HOOK(memory, std::size_t(index_t dim, index_t group, index_t capacity));
@@ -166,7 +168,7 @@ KVMELD_HOOK(memory, std::size_t(index_t dim, index_t group, index_t capacity));
 KVMELD_HOOK(memory_follows_capacity, bool());
 /// The smallest target; default one more than is protected.
 KVMELD_HOOK(min_budget, index_t());
-/// Is it at least that? Where it is known without a search.
+/// Is `target` at least `min_budget`? Where it is known without a search.
 KVMELD_HOOK(accepts, bool(index_t target));
 /// Slots better freed at once in decode, less the new token's; default 1/32 in all.
 KVMELD_HOOK(eviction_batch, index_t(index_t slots));
@@ -175,8 +177,9 @@ KVMELD_HOOK(evicts, bool());
 /// False: compresses prompts only.
 KVMELD_HOOK(supports_decode, bool());
 
-// How heads share slots, if it can say it in the one unit that all heads have.
+// How heads share slots.
 
+/// Can it say, in the one unit that all heads have, which slots are worth keeping?
 KVMELD_HOOK(shares, bool());
 /// `out [length]`: the share of attention, in [0, 1], that each slot has. Those of the highest over
 /// all heads stay.
@@ -192,13 +195,13 @@ KVMELD_HOOK(supports, attention_support());
 
 // What it measures.
 
-/// Of the group's attention: a member, or a function; default the sum.
+/// How the attention of a group's queries becomes one: a member, or a function; default the sum.
 KVMELD_HOOK(combine, group_combine());
-/// Of a step's attention; default all of it where it observes steps.
+/// What it takes of a step's attention; default all of it where it observes steps.
 KVMELD_HOOK(needs, observation_needs());
 /// Does it observe steps? Where it has a form for these that it may not use.
 KVMELD_HOOK(uses_attention, bool());
-/// Of a prompt's queries; default all of them where it observes any.
+/// What it takes of a prompt's queries; default all of them where it observes any.
 KVMELD_HOOK(prompt_use, kvmeld::prompt_use());
 /// One decode step's attention, or reference queries. Refuses what it cannot do without before it
 /// changes the state.

@@ -19,6 +19,7 @@ namespace kvmeld::inline v0 {
 /// sinks are consecutive, so rotating just the S sinks forward gives the paper's logits for O(S
 /// · dim) a step.
 struct streaming_llm {
+  /// Which positions keys are rotated to.
   enum class position_mode { original, cache_index };
 
   index_t sinks = 4;

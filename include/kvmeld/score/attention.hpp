@@ -115,11 +115,13 @@ KVMELD_NOINLINE inline void pv_newest(const head_ref& head, std::span<const inde
 /// The mass function of all policies but those that share entries: `ℓ_s = scale · q·k_s +
 /// log_mass_s`, where a soft cap has changed the product already.
 struct log_mass_of {
-  const float* log_mass;  // by what it reads alone, which stays in registers
-  float scale;
+  const float* log_mass;  ///< `[slots]`; by what it reads alone, which stays in registers
+  float scale;            ///< of products q·k
 
+  /// Of the head's slots; read where it lies.
   explicit log_mass_of(const head_ref& head) : log_mass(&head.log_mass(0)), scale(head.scale()) {}
 
+  /// The logit of slot `s`, `dot` its product q·k.
   float operator()(index_t s, float dot) const {
     return detail::multiply_add(scale, dot, log_mass[s]);
   }

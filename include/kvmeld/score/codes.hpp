@@ -74,6 +74,7 @@ inline bool runs_avx2() {
 class newest_slots {
  public:
   newest_slots() = default;
+  /// None where no rows are in half.
   explicit newest_slots(const head_ref& head) {
     if (head.type().newest > 0) {
       const index_t *const position = head.metadata().position, n = head.length(),
@@ -92,7 +93,7 @@ class newest_slots {
     return {from, std::lower_bound(from, end, first + count)};
   }
 
-  static constexpr index_t most = rows_in_half(64);  // that a cache has
+  static constexpr index_t most = rows_in_half(64);  ///< that a cache has
 
  private:
   index_t count_ = 0;
@@ -135,8 +136,8 @@ class code_rows {
     }
   }
 
-  index_t count() const { return count_; }
-  const Block* operator[](index_t s) const { return rows_[s]; }
+  index_t count() const { return count_; }                       ///< slots
+  const Block* operator[](index_t s) const { return rows_[s]; }  ///< of slot `first + s`
   /// Fetches `blocks` of the row that is read some rows after `s`. For several queries: with one,
   /// rows are read so fast, and in order, that processors fetch them better by themselves.
   EIGEN_ALWAYS_INLINE void fetch(index_t s, index_t blocks) const {
@@ -198,13 +199,13 @@ class rounded_queries {
     }
   }
 
-  index_t queries() const { return queries_; }
-  index_t blocks() const { return row_ / q8_0::size; }
+  index_t queries() const { return queries_; }          ///< of the last `assign`
+  index_t blocks() const { return row_ / q8_0::size; }  ///< of a query's row
   /// Of query `g`, from block `b` on.
   const std::int16_t* codes(index_t g, index_t b) const {
     return codes_ + std::ptrdiff_t{g} * row_ + std::ptrdiff_t{b} * q8_0::size;
   }
-  float scale(index_t g) const { return scales_[g]; }
+  float scale(index_t g) const { return scales_[g]; }  ///< of query `g`'s codes
 
  private:
   static index_t padded(index_t dim) { return row_size<q8_0>(dim) * q8_0::size; }

@@ -40,8 +40,9 @@ void multiply_keys(const kv_head auto& head, const Q& q, index_t at_once, float*
 template <kv_head Head, class Query>
 class query_blocks {
  public:
-  using row_map = Eigen::Map<Eigen::ArrayXf>;
+  using row_map = Eigen::Map<Eigen::ArrayXf>;  ///< logits of a row
 
+  /// Of one KV head; both have to live as long.
   query_blocks(const Head& head, const query_view<Query>& queries)
       : head_(head),
         queries_(queries),
@@ -62,17 +63,19 @@ class query_blocks {
       use();
     }
   }
-  index_t rows() const { return count_ * head_.group(); }
-  index_t most_rows() const { return static_cast<index_t>(q_.rows()); }
-  index_t columns() const { return static_cast<index_t>(logits_.cols()); }
+  index_t rows() const { return count_ * head_.group(); }                   ///< of this block
+  index_t most_rows() const { return static_cast<index_t>(q_.rows()); }     ///< of a block
+  index_t columns() const { return static_cast<index_t>(logits_.cols()); }  ///< padded slots
   /// The query of row `r`, its position, and its row `[dim]`, which may be changed.
   index_t query(index_t r) const { return first_ + r / head_.group(); }
+  /// The position of row `r`'s query.
   index_t position(index_t r) const {
     return queries_.position_of(query(r), head_.next_position());
   }
-  float* q(index_t r) { return &q_(r, 0); }
+  float* q(index_t r) { return &q_(r, 0); }  ///< of row `r`, `[dim]`
   /// The log-sum-exp of row `r` from the prefill's own attention, if it is known.
   bool knows_log_sums() const { return queries_.log_sum_exp != nullptr; }
+  /// The log-sum-exp of row `r`.
   float log_sum(index_t r) const { return queries_.log_sum(r % head_.group(), query(r)); }
 
   /// Slots up to the last one that any of the queries sees.
@@ -90,7 +93,7 @@ class query_blocks {
   void multiply(index_t slots) {
     multiply_keys(head_, q_.topRows(rows()), slots_at_once, buffer_.data(), products(slots));
   }
-  auto products(index_t slots) { return logits_.block(0, 0, rows(), slots); }
+  auto products(index_t slots) { return logits_.block(0, 0, rows(), slots); }  ///< `[rows, slots]`
 
   /// Makes the products of row `r` the logits of a query at `position`, −∞ of slots that it does
   /// not see. `[slots, padded]`.
@@ -105,6 +108,7 @@ class query_blocks {
   }
   /// What the softmax of row `r` begins with.
   softmax<> sink(index_t r) const { return terms_.sink(r % head_.group()); }
+  /// Row `r` as it is now, padded.
   row_map row_of(index_t r, index_t slots) { return {&logits_(r, 0), padded(slots)}; }
 
  private:

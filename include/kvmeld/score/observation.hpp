@@ -104,6 +104,7 @@ struct future_positions {
     return score::future_position(i, n, horizon, double{fade});
   }
 
+  /// Throws on a horizon or fade that is not above 0; `caller` begins the message.
   void validate(std::string_view caller) const {
     expects(horizon > 0, caller, ": expected a horizon of at least 1 position, got ", horizon);
     expects(fade > 0, caller, ": expected a fade above 0 positions, got ", fade);
@@ -112,8 +113,8 @@ struct future_positions {
 
 /// How many queries lookahead takes, and where they go.
 struct lookahead_options {
-  index_t count = 256;  ///< queries
-  future_positions ahead = {};
+  index_t count = 256;          ///< queries
+  future_positions ahead = {};  ///< where they go
 };
 
 /// What a policy takes of a prompt's queries: a `compressor` gives it just that, and keeps no more.
@@ -122,14 +123,14 @@ struct prompt_use {
   /// prompt, or these shifted to future positions (lookahead). The last two are observed too.
   enum class planned { none, latest, spread, lookahead };
 
-  bool observes = false;  ///< every chunk's own queries are observed
-  index_t reach = 0;      ///< ... together with so many before the chunk
-  index_t latest = 0;     ///< ... only the last so many of both; 0: all
-  planned plans = planned::none;
+  bool observes = false;            ///< every chunk's own queries are observed
+  index_t reach = 0;                ///< ... together with so many before the chunk
+  index_t latest = 0;               ///< ... only the last so many of both; 0: all
+  planned plans = planned::none;    ///< what `plan` is given
   index_t count = 256;              ///< of what it plans on: queries
   future_positions positions = {};  ///< of lookahead
 
-  bool needs_queries() const { return observes || plans != planned::none; }
+  bool needs_queries() const { return observes || plans != planned::none; }  ///< does it take any?
 };
 
 /// What a plan of decode needs of earlier steps, each of one token: until it is near a `compressor`

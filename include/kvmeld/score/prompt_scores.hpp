@@ -76,6 +76,7 @@ void lookahead_max(const Head& head, const query_view<Query>& queries, index_t h
 
 }  // namespace score
 
+/// How `prompt_scores` measures.
 struct prompt_score_options {
   /// Queries are shifted to so many positions after the prompt at most, evenly: about where a
   /// question will stand.

@@ -19,11 +19,11 @@ namespace kvmeld::inline v0 {
 /// head `h` starts at `data[h * head + g * group + i * row]` and is contiguous `[dim]`.
 template <plain_scalar Scalar>
 struct query_view {
-  const Scalar* data = nullptr;
-  index_t count = 0;         ///< queries per query head
-  std::ptrdiff_t head = 0;   ///< stride in elements, KV head to KV head
-  std::ptrdiff_t group = 0;  ///< query head to query head of one KV head
-  std::ptrdiff_t row = 0;    ///< query to query
+  const Scalar* data = nullptr;  ///< null: there are none
+  index_t count = 0;             ///< queries per query head
+  std::ptrdiff_t head = 0;       ///< stride in elements, KV head to KV head
+  std::ptrdiff_t group = 0;      ///< query head to query head of one KV head
+  std::ptrdiff_t row = 0;        ///< query to query
   /// `[count]`, for causality. Null: a prompt's own, at the last `count` positions; given:
   /// reference queries that the caller chose, which policies take whole.
   const index_t* position = nullptr;
@@ -38,7 +38,8 @@ struct query_view {
   const float* hidden_norm = nullptr;
   index_t log_sum_row = 0;  ///< query head to query head in `log_sum_exp`; 0: `count`
 
-  const Scalar* at(index_t g, index_t i) const { return data + g * group + i * row; }
+  const Scalar* at(index_t g, index_t i) const { return data + g * group + i * row; }  ///< `[dim]`
+  /// Of query `i` of member `g`, natural. Only where `log_sum_exp` is given.
   float log_sum(index_t g, index_t i) const {
     return log_sum_exp[std::ptrdiff_t{g} * (log_sum_row > 0 ? log_sum_row : count) + i];
   }

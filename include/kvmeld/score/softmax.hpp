@@ -24,8 +24,9 @@ inline index_t padded(index_t count) {
 /// Milakov and Gimelshein 2018). No logit, or logits of −∞ alone: the largest is −∞, the sum 0.
 template <class Scalar = float>
 struct softmax {
+  /// The largest of no logits.
   static constexpr Scalar nothing = -std::numeric_limits<Scalar>::infinity();
-  Scalar max = nothing, sum = 0;
+  Scalar max = nothing, sum = 0;  ///< the largest; of `exp(logit − max)`
 
   /// Adds a row of logits and replaces each by `exp(logit − max)` of the new `max`. Returns the
   /// factor that makes earlier results, relative to the old `max`, relative to the new one.
@@ -63,6 +64,7 @@ struct softmax {
 
   /// `exp(max − largest)`, for a `largest` that is no less than `max`.
   Scalar below(Scalar largest) const { return std::exp(max - largest); }
+  /// Of all logits, natural logarithm.
   Scalar log_sum_exp() const { return max == nothing ? nothing : max + std::log(sum); }
 };
 
@@ -74,6 +76,7 @@ class logit_terms {
  public:
   /// `scale · q·k + log-mass` alone.
   logit_terms(float scale) : scale_(scale) {}
+  /// With the layer's cap, sinks, slopes and window.
   explicit logit_terms(const head_ref& head)
       : scale_(head.scale()),
         soft_cap_(head.spec().soft_cap),
@@ -82,11 +85,11 @@ class logit_terms {
         window_(head.spec().window),
         group_(head.group()) {}
 
-  float scale() const { return scale_; }
+  float scale() const { return scale_; }  ///< of products q·k
   /// 0: none.
   float soft_cap() const { return soft_cap_; }
 
-  bool caps() const { return soft_cap_ > 0; }
+  bool caps() const { return soft_cap_ > 0; }  ///< is there a soft cap?
   /// Does a slot's place say anything of its logit?
   bool by_place() const { return slopes_ != nullptr || window_ > 0; }
 

@@ -65,7 +65,7 @@ float cosine(const kv_head auto& head, index_t a, index_t b, float norm_a, float
 /// A slot, and the cosine of its key with the key in question.
 struct near_slot {
   index_t slot = -1;  ///< -1: none
-  float cosine = 0;
+  float cosine = 0;   ///< −1 to 1
 };
 
 /// Slots compared at a time, and how many others with them.

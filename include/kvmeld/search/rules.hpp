@@ -12,10 +12,11 @@ namespace kvmeld::inline v0 {
 /// Tokens that are never evicted, by position: the first `sinks`, and the last `recent` up to
 /// `newest`, which `protected_slots` fills in.
 struct protection {
-  index_t sinks = 0;
-  index_t recent = 0;
-  index_t newest = -1;
+  index_t sinks = 0;    ///< first tokens
+  index_t recent = 0;   ///< latest tokens
+  index_t newest = -1;  ///< the latest position
 
+  /// Is the token at `position` protected?
   KVMELD_HD bool operator()(index_t position) const {
     // Without a branch, so that compilers take many slots at once.
     return (static_cast<int>(position < sinks) | static_cast<int>(position > newest - recent)) != 0;
@@ -51,6 +52,7 @@ struct seed_rounds {
     const index_t quarter = (count + most_seeds - 1) / most_seeds * (most_seeds / 4);
     return quarter < most_seeds ? quarter : most_seeds;
   }
+  /// Rounds that `count` seeds take.
   KVMELD_HD static constexpr index_t rounds(index_t count) {
     return count > 0 ? (count + quota(count) - 1) / quota(count) : 0;
   }

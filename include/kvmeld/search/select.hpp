@@ -144,9 +144,10 @@ void select(index_t length, index_t target, Protected is_protected, Score score,
 
 /// Where a selection ends: the score of the last that is chosen, and its slot among equals.
 struct kth_score {
-  float score;
-  index_t slot;
+  float score;   ///< of the last chosen
+  index_t slot;  ///< ... and its slot
 
+  /// Is a slot `s` of score `x` not chosen?
   bool below(float x, index_t s) const { return x < score || (x == score && s > slot); }
 };
 

@@ -17,12 +17,13 @@ namespace search {
 /// Aligned and padded to whole blocks: what is computed of two slots does not depend on where they
 /// stand.
 struct ward_slots {
-  static constexpr index_t block = dense::array_size;
+  static constexpr index_t block = dense::array_size;  ///< padded to
 
   Eigen::Map<dense::matrix> keys;          ///< [slots, dim]
   Eigen::Map<dense::vector> mass, square;  ///< [slots], square: of the keys' norms
   std::span<const index_t> slot;           ///< [slots] where they are in the head
 
+  /// What `n` slots take of the scratch.
   static std::size_t floats(index_t n, index_t dim) {
     return as_size(n) * (as_size(dim) + 2) + 2 * std::size_t{block};
   }
@@ -49,8 +50,8 @@ struct ward_slots {
 struct ward_partner {
   static constexpr float no_cost = std::numeric_limits<float>::max();  ///< NaN ranks here too
 
-  index_t slot = -1;  ///< -1: none
-  float cost = no_cost;
+  index_t slot = -1;     ///< -1: none
+  float cost = no_cost;  ///< of joining it
 };
 
 /// Ward's cost of making one of two, `m_i m_j / (m_i + m_j) · ‖k_i − k_j‖²`. Calls
