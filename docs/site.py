@@ -72,7 +72,8 @@ def one_each(text: str) -> str:
 
 
 def header(text: str, known: dict[str, str], is_policy: bool) -> str:
-    text = text.replace("namespace kvmeld::inline v0", "namespace kvmeld")
+    text = text.replace("namespace kvmeld::inline v0", "namespace kvmeld").replace("et al. ", "et al.\\ ")  # no sentence's end
+    text = re.sub(r"^/// (  \w.*(?:\n///   .*)*)", r"/// <pre>\1</pre>", text, flags=re.M)  # score, select, match
     lines, owner, after = one_each(text).split("\n"), "", ""
     for at, line in enumerate(lines):
         owner = (re.match(r"(?:struct|class) (\w+)", line) or [owner, owner])[1]
@@ -130,6 +131,7 @@ def page_text(text: str, page: pathlib.Path) -> str:
             return f"[{said}]({link})"
         if to.is_dir():
             return said
+        said = said.replace("`", "")  # Doxygen shows them
         if to.suffix == ".md":
             at = link.partition("#")[2]
             return f"[{said}](@ref {label(to)}{'-' + at if at else ''})"
@@ -137,7 +139,7 @@ def page_text(text: str, page: pathlib.Path) -> str:
 
     def name(heading: re.Match) -> str:
         own = label(page) + ("" if heading[1] == "#" else "-" + anchor(heading[2]))
-        named = heading[0] if own == "index" else f"{heading[0]} {{#{own}}}"
+        named = heading[0].replace("`", "") + ("" if own == "index" else f" {{#{own}}}")
         return named + ("\n\n[TOC]" if heading[1] == "#" else "")
 
     def code(span: re.Match) -> str:
@@ -147,7 +149,7 @@ def page_text(text: str, page: pathlib.Path) -> str:
     pieces = without_blocks(text)
     for i in range(0, len(pieces), 2):
         pieces[i] = re.sub(r"^(#+) (.*)$", name, links.sub(follow, pieces[i]), flags=re.M)
-        pieces[i] = re.sub(r"`([^`]+)`", code, pieces[i])
+        pieces[i] = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", re.sub(r"`([^`]+)`", code, pieces[i]))
     return "".join(pieces)
 
 
@@ -170,7 +172,7 @@ def write(path: pathlib.Path, text: str) -> None:
 
 
 def main() -> None:
-    shutil.rmtree(root / "build/api/source", ignore_errors=True)
+    shutil.rmtree(root / "build/api", ignore_errors=True)
     policy = root / "include/kvmeld/policies/policy.hpp"
     found = hooks(policy.read_text())
     known = {hook.name: hook.said for hook in found} | {
