@@ -86,8 +86,9 @@ class Layer(CacheLayerMixin):
         return self.held.held_as(_name(self.dtype)) if self.held is not None else None
 
     def nbytes(self) -> int:
-        """Of all tensors, with those that a draft may be taken back to."""
-        return sum(x.nbytes() for x in (self.held, self._draft and self._draft[0]) if x)
+        """Of all tensors, with those that a draft may be taken back to, of which it may share some."""
+        own = [t for x in (self.held, self._draft and self._draft[0]) if x for t in x.tensors]
+        return sum({t.data_ptr(): t.nbytes for t in own}.values())
 
     # ------------------------------------------------------------------ what transformers calls
 
