@@ -211,7 +211,7 @@ class Heads:
     def chosen(self, index: Tensor) -> Self:
         """Copies of the heads of that index, in its order."""
         if self.is_packed:
-            return self.padded().chosen(index).packed([self.capacities[h] for h in index.tolist()])
+            return self.padded().chosen(index).packed(self.measured[index, 3].tolist())
         return Heads(self.policy, self.spec, *(x.index_select(0, index) for x in self.tensors))
 
     def moved(self, capacity: int, policy: Policy | None = None) -> Self:
