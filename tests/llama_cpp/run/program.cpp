@@ -3,11 +3,10 @@
 // kvmeld-run its contexts are compressed, but for those whose callback it sets itself, which are
 // refused: llama.cpp's own cache is the oracle.
 //
-//     program MODEL.gguf full     under a budget of all tokens, rows in half: what llama.cpp
-//     answers program MODEL.gguf tenth    of a tenth: bounded, and the same however the tokens come
-//     program MODEL.gguf bits     of a tenth, rows in few bits: the parts that a prompt comes in
-//     decide
-//                                 which of its tokens attend to rounded rows
+//     program MODEL.gguf full   a budget of all tokens, rows in half: what llama.cpp answers
+//     program MODEL.gguf tenth  a tenth, rows in half: bounded, the same however tokens come
+//     program MODEL.gguf bits   a tenth, rows in few bits: by the parts that a prompt comes in,
+//                               other tokens of it attend to rounded rows
 #include <llama-cpp.h>
 
 #include <algorithm>
