@@ -178,7 +178,7 @@ class compressor {
   /// begins again at position 0, is forgotten without it.
   void reset();
   kvmeld::llama::report report() { return layers_->report(sequences_.all()); }
-  /// Slots that a head may hold, or on average where heads share a budget; 0: all is kept.
+  /// Slots that a head may hold, of the first sequence on average; 0: all is kept.
   index_t slots() const { return layers_->slots(); }
 
   layers<P>& held() { return *layers_; }  ///< for inspection

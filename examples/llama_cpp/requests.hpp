@@ -41,7 +41,14 @@ class request_layers {
   }
 
   /// As `compressor::slots` has them.
-  index_t slots() const { return meld_.has_value() ? meld_->limit(0).trigger_length() - 1 : 0; }
+  index_t slots() const {
+    const auto heads = heads_of(0, false);
+    std::int64_t all = 0;
+    for (const index_t h : heads) {
+      all += meld_->limit(h).trigger_length() - 1;
+    }
+    return heads.empty() ? 0 : static_cast<index_t>(all / static_cast<std::int64_t>(heads.size()));
+  }
   /// What is held of the engine's sequences.
   kvmeld::llama::report report(const std::vector<sequence>& all) {
     kvmeld::llama::report r{.spent = times_};
