@@ -14,10 +14,10 @@ namespace options_page_test {
 
 /// The table of a policy's options.
 std::string table(const auto& policy) {
-  std::string all = "\n\n| option | default | range | meaning |\n|---|---|---|---|\n";
+  std::string all = "\n\n| option and default | range | meaning |\n|---|---|---|\n";
   each_option(policy, [&](const auto& option, const auto& owner) {
-    all += "| `" + std::string(option.name) + "` | " +
-           kvmeld::detail::number_text(option.member(owner)) + " | " + option.range() + " | " +
+    all += "| `" + std::string(option.name) + "=" +
+           kvmeld::detail::number_text(option.member(owner)) + "` | " + option.range() + " | " +
            std::string(option.meaning) + " |\n";
   });
   return all + "\n";
