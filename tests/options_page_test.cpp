@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "kvmeld/peers.hpp"
 #include "support/paths.hpp"
@@ -22,15 +23,24 @@ bool is_common(std::string_view option) { return option == "sinks" || option == 
 
 std::string row(const auto& option, const auto& owner) {
   return "| `" + std::string(option.name) + "=" +
-         kvmeld::detail::number_text(option.member(owner)) + "` | " + option.range() + " | ";
+         kvmeld::detail::number_text(option.member(owner)) + "` | ";
+}
+
+/// Of a number that is no count, answer or mode, which their meanings say.
+std::string range(const auto& option, const auto& owner) {
+  using member = std::remove_cvref_t<decltype(option.member(owner))>;
+  const bool is_said = std::is_floating_point_v<member> ||
+                       (option.high.value > 1 && option.high.value < kvmeld::any_count.value &&
+                        !std::is_enum_v<member>);
+  return is_said ? "; in " + option.range() : "";
 }
 
 /// The table of a policy's other options.
 std::string table(const auto& policy) {
-  std::string all = "\n\n| option and default | range | meaning |\n|---|---|---|\n";
+  std::string all = "\n\n| option and default | meaning |\n|---|---|\n";
   each_option(policy, [&](const auto& option, const auto& owner) {
     if (!is_common(option.name)) {
-      all += row(option, owner) + std::string(option.meaning) + " |\n";
+      all += row(option, owner) + std::string(option.meaning) + range(option, owner) + " |\n";
     }
   });
   return all + "\n";
@@ -51,7 +61,7 @@ std::string common_table() {
       }
     });
   }
-  std::string all = "\n\n| option and default | range | policies |\n|---|---|---|\n";
+  std::string all = "\n\n| option and default | policies |\n|---|---|\n";
   for (const auto& [first, policies] : rows) {
     all += first + policies + " |\n";
   }
