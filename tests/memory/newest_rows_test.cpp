@@ -229,6 +229,22 @@ TEST_CASE("LAW: what all keys have alike is no error, however many tokens come a
   CHECK(std::sqrt(squares / (200 * dim)) < 0.2);  // 1.6 with a mean of 0
 }
 
+TEST_CASE("LAW: keys are held less the same mean, whether a prompt is appended or attended",
+          "[newest]") {
+  const index_t newest = GENERATE(0, 3, 16);
+  const storage_pair type{storage::k6, storage::q4_0, newest};
+  kvmeld::cache one = cache_of(type), other = cache_of(type);
+  kvmeld::compressor meld(one, kvmeld::h2o{}, kvmeld::budget{200});
+  for (const index_t tokens : {3, 90, 1, 40}) {
+    const auto q = fixtures::normal(tokens * group * dim), k = fixtures::normal(tokens * dim),
+               v = fixtures::normal(tokens * of_values);
+    numbers out(kvmeld::as_size(tokens * group * of_values));
+    meld.attend(one.heads(0, 0), {q, k, v}, out, tokens);
+    other.append(other.heads(0, 0), k, v, tokens);
+    REQUIRE(std::ranges::equal(one.head(0).key_mean(), other.head(0).key_mean()));
+  }
+}
+
 TEST_CASE("LAW: slots that move take their newest rows along", "[newest]") {
   const storage_pair type = GENERATE(from_range(every_type));
   kvmeld::cache kv = cache_of(type);

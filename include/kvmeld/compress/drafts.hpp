@@ -2,7 +2,7 @@
 /// Tokens that see each other and all that heads hold before it is known whether they count.
 #pragma once
 
-#include <algorithm>  // std::min, std::max
+#include <algorithm>  // std::copy_n, std::min, std::max
 #include <limits>     // std::numeric_limits
 #include <utility>    // std::pair
 #include <vector>
@@ -64,9 +64,14 @@ std::vector<drafted> attended(open_heads<P>& all, const char* call, const head_s
       const drafted& d = rows[as_size(i)];
       head_state& state = all.of(chosen[i]).state;
       const undo state_too(state);
+      const auto key = [&](index_t t) { return d.k.data() + std::ptrdiff_t{t} * dim; };
+      if (keeps) {  // drafted tokens are to be as steps, which come one by one
+        head.before_keys(tokens, [&](index_t t, float* x) { std::copy_n(key(t), dim, x); });
+      }
       for (index_t t = 0; t < tokens; ++t) {
         float* const to = out.data() + (std::ptrdiff_t{t} * n + i) * group * of_v;
-        head.push(d.k.data() + std::ptrdiff_t{t} * dim, d.v.data() + std::ptrdiff_t{t} * own_v);
+        const float* const value = d.v.data() + std::ptrdiff_t{t} * own_v;
+        keeps ? head.push_row(key(t), value) : head.push(key(t), value);
         if (!state.rests()) {
           state.extend(all.seen_length(chosen[i]));
         }

@@ -252,6 +252,12 @@ class head_ref {
     before_keys(1, [&](index_t, float* x) {
       std::transform(key, key + dim(), x, [](T e) { return static_cast<float>(e); });
     });
+    push_row(key, value);
+  }
+  /// The same for one of several tokens, all of which `before_keys` has read: alone, each would
+  /// decide the mean anew until a key is held less it. Pages are not checked.
+  template <class T>
+  void push_row(const T* key, const T* value) const {
     const index_t s = push_metadata();
     detail::store_row(key, this->key(s), dim());
     store_value(value, s);
