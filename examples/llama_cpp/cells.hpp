@@ -157,7 +157,7 @@ class layer_cache {
     }
     for (index_t i = 0; i < all; ++i) {
       const head_ref to = head(first + i % kv_heads());
-      to.push(keys.data() + i * dim, values.data() + i * dim);
+      to.push_row(keys.data() + i * dim, values.data() + i * dim);
       if (!out.empty()) {
         kvmeld::attend(to, queries.data() + i * dim * to.group(),
                        out.data() + i * dim * to.group());

@@ -47,7 +47,9 @@ TEST_CASE("llama.cpp: rows in any format, and budgets in bytes, are those of the
       for (std::size_t at = prompt; at < text.size(); ++at) {
         both(std::span(text).subspan(at, 1));
       }
-      CHECK(most < 5e-2);  // a number between two codes may be rounded to the other
+      // A number between two codes may be rounded to the other: in 4 bits that moves a logit by
+      // .14.
+      CHECK(most < (rows == "k4v4:newest=0" ? 0.2 : 5e-2));
       std::size_t rounded = 0;
       for (index_t l = 0; l < 2; ++l) {
         for (index_t h = 0; h < 2; ++h) {
@@ -61,6 +63,40 @@ TEST_CASE("llama.cpp: rows in any format, and budgets in bytes, are those of the
       const auto r = kv.kv.report();
       CHECK(static_cast<std::int64_t>(r.bytes) <= half_bytes(prompt) / 3);
       CHECK(static_cast<std::int64_t>(r.bytes) > half_bytes(prompt) / 4);
+    }
+  }
+}
+
+TEST_CASE("llama.cpp: keys are held less the mean of a whole chunk, whoever attends to it") {
+  const twin models;
+  const auto text = draw_tokens(chunk, models.shape.vocab);
+  // The engine's own output stays where its cells are of 16 bits; layer 0 keeps all.
+  for (const ggml_type cells : {GGML_TYPE_F16, GGML_TYPE_F32}) {
+    for (const index_t newest : {0, 8}) {
+      CAPTURE(ggml_type_name(cells), newest);
+      const auto p = policy_named("h2o");
+      const kvmeld::storage_pair rows{kvmeld::storage::k8, kvmeld::storage::q8_0, newest};
+      chunked_engine ours(models.ours, p, {{.slots = 48}}, 512, {1, 0}, angles::ours, rows);
+      auto parameters = exact_parameters(512, chunk);
+      parameters.type_k = parameters.type_v = cells;
+      compressed_llama kv(models.theirs.get(), p,
+                          {.how = mode::own_attention,
+                           .limits = {{.slots = 48}},
+                           .untouched = {0},
+                           .capacity = 512,
+                           .rows = rows},
+                          parameters);
+      ours.decode(text), kv.decode(text);
+      for (index_t l = 0; l < 2; ++l) {
+        for (index_t h = 0; h < 2; ++h) {
+          const auto mean = kv.kv.held().head(l, h).key_mean(), wanted = ours.head(l, h).key_mean();
+          REQUIRE(mean.size() == 16);
+          for (std::size_t i = 0; i < 16; ++i) {  // pairs are side by side in llama.cpp
+            CHECK(static_cast<float>(mean[i]) ==
+                  Approx(static_cast<float>(wanted[i / 2 + i % 2 * 8])).margin(0.02));
+          }
+        }
+      }
     }
   }
 }
