@@ -190,7 +190,7 @@ layers_setup setup_of(const llama_model* model, const P& p, const options& o) {
     setup.limits[0].size = static_cast<std::int64_t>(o.share * numbers * sizeof(Eigen::half));
   }
   setup.capacity = in_bytes ? setup.context : most_slots(setup) + 1;
-  setup.held = o.rows.value_or(storage::f16);
+  setup.held = o.rows.value_or(storage::f16).checked();
   return setup;
 }
 

@@ -133,6 +133,13 @@ TEST_CASE("llama.cpp: contexts and budgets that cannot work are refused, and not
              Contains("expected untouched layers 0 to 1"));
   CHECK_THAT(said(nothing, {.limits = {{96}}, .untouched = {-1}}),
              Contains("expected untouched layers 0 to 1"));
+  const auto in_rows = [&](const kvmeld::storage_pair& rows) {
+    return said(nothing, {.how = mode::own_attention, .limits = {{96}}, .rows = rows});
+  };
+  using kvmeld::storage;
+  CHECK(in_rows({storage::k6, storage::q8_0, 64}) == "not refused");
+  CHECK_THAT(in_rows({storage::f16, storage::k6}), Contains("expected values in a storage of"));
+  CHECK_THAT(in_rows({storage::k6, storage::q8_0, 65}), Contains("0 to 64 newest rows in half"));
   // No n_ctx: the trained context's cells.
   CHECK(said([](auto& p) { p.n_ctx = 0; }, {.limits = {{4095}}}) == "not refused");
   CHECK_THAT(said([](auto& p) { p.n_ctx = 0; }, {.limits = {{4096}}}), Contains("at least 4097"));

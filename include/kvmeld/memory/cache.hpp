@@ -593,19 +593,11 @@ class cache : public cache_base {
 
  private:
   cache(const spec_list& specs, const cache_options& o)
-      : cache_base(specs, {o.layers, o.requests, o.capacity}, checked(o),
+      : cache_base(specs, {o.layers, o.requests, o.capacity},
+                   storage_pair(o.keys, o.values, o.newest).checked(),
                    {row_bytes(o.keys, specs->front().key_dim),
                     row_bytes(o.values, specs->front().value_dim)}) {
     place();
-  }
-  static storage_pair checked(const cache_options& o) {
-    expects(!is_centred(o.values),
-            "cache: expected values in a storage of values, got k8, k6 or k4, which are of keys");
-    expects(o.newest >= 0 && o.newest <= most_newest, "cache: expected 0 to ", most_newest,
-            " newest rows in half, got ", o.newest);
-    expects(errc::unsupported, o.newest == 0 || in_blocks(o.keys) || in_blocks(o.values),
-            "cache: expected newest rows of keys or values in blocks, got none in blocks");
-    return {o.keys, o.values, o.newest};
   }
   void place() {
     const auto at = [&](std::byte* data, storage type, index_t dim) {

@@ -288,6 +288,10 @@ struct storage_pair {
   constexpr storage_pair(storage of_keys, storage of_values, index_t of_newest = 0)
       : keys(of_keys), values(of_values), newest(of_newest) {}
 
+  /// This. Refused: values in a storage of keys, `newest` beyond 0 to 64, or where nothing is in
+  /// blocks.
+  inline storage_pair checked() const;
+
   friend bool operator==(const storage_pair&, const storage_pair&) = default;
 };
 
@@ -317,6 +321,15 @@ constexpr bool rotates_values_of(storage type) {
 constexpr index_t numbers_of(storage type) { return type >= storage::q8_0 ? q8_0::size : 1; }
 /// Is it in blocks?
 constexpr bool in_blocks(storage type) { return numbers_of(type) > 1; }
+storage_pair storage_pair::checked() const {
+  expects(!is_centred(values),
+          "cache: expected values in a storage of values, got k8, k6 or k4, which are of keys");
+  expects(newest >= 0 && newest <= most_newest, "cache: expected 0 to ", most_newest,
+          " newest rows in half, got ", newest);
+  expects(errc::unsupported, newest == 0 || in_blocks(keys) || in_blocks(values),
+          "cache: expected newest rows of keys or values in blocks, got none in blocks");
+  return *this;
+}
 /// Elements of a row of `dim` numbers.
 constexpr index_t row_size(storage type, index_t dim) {
   return in_blocks(type) ? row_size<q8_0>(dim) : dim;
