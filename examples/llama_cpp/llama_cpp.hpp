@@ -48,15 +48,19 @@ class compressor {
   void attach(llama_context_params& params) {
     llama_context_params p = params;
     prepare(p, options_.how);
-    setup_.capacity = capacity_of(policy_, setup_, p);
-    setup_.requests = own() ? static_cast<index_t>(p.n_seq_max) : 1;
-    setup_.rows = p.type_k;
-    setup_.storage = storage_of(p.type_k, setup_.spec.key_dim);
-    setup_.held = options_.rows.value_or(setup_.storage);
+    const layers_setup before = setup_;
+    const auto prepared = [&] {
+      setup_.capacity = capacity_of(policy_, setup_, p);
+      setup_.requests = own() ? static_cast<index_t>(p.n_seq_max) : 1;
+      setup_.rows = p.type_k;
+      setup_.storage = storage_of(p.type_k, setup_.spec.key_dim);
+      setup_.held = options_.rows.value_or(setup_.storage);
+      reset();
+    };
+    kvmeld::detail::or_undo(prepared, [&] { setup_ = before, reset(); });
     p.cb_eval = on_node;
     p.abort_callback = failed;
     p.cb_eval_user_data = p.abort_callback_data = this;
-    reset();
     params = p;
   }
 

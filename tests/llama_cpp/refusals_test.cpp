@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What the adapter refuses, and what an error within the callback does.
 #include <catch2/catch.hpp>
+#include <memory>
 
 #include "llama_cpp/files.hpp"
 
@@ -83,6 +84,28 @@ TEST_CASE("llama.cpp: the facts of real files, MLA among them") {
       },
       "llama");
   CHECK((without.dim == 16 && without.value_dim == 16));
+}
+
+TEST_CASE("llama.cpp: who is refused a context is as before, and may ask for another") {
+  twin models;
+  std::int64_t bytes = 0;  // the fewest in rows in half, as they are until a context says theirs
+  const auto made = [&] {
+    return std::make_unique<adapter>(
+        models.theirs.get(), policy_named("h2o"),
+        options{.how = mode::own_attention, .limits = {budget::bytes(bytes)}});
+  };
+  do {
+    bytes += 64;
+  } while (refusal(made) != "not refused");
+  const auto kv = made();
+  const index_t slots = kv->slots();
+  auto p = exact_parameters(256, 64);
+  CHECK_THAT(refusal([&] { kv->attach(p); }), Catch::Contains("of at least"));
+  CHECK(kv->slots() == slots);
+  CHECK(kv->report().slots == 0);
+  p.type_k = p.type_v = GGML_TYPE_F16;
+  kv->attach(p);
+  CHECK(kv->slots() == slots);
 }
 
 TEST_CASE("llama.cpp: contexts and budgets that cannot work are refused, and nothing is changed") {
