@@ -118,11 +118,9 @@ class request_layers {
     if (meld_.has_value()) {
       meld_->clear(request);
     }
-    for (const bool whole : {false, true}) {
-      for (const index_t h : heads_of(request, whole)) {
-        kv_.head(h).restore(0, 0);
-        kv_.give_back(h);
-      }
+    for (const index_t h : heads_of(request, true)) {
+      kv_.head(h).restore(0, 0);
+      kv_.give_back(h);
     }
     open_[static_cast<std::size_t>(request)] = 0;
   }
