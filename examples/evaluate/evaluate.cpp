@@ -165,11 +165,18 @@ int run(options o, std::ostream& out, std::ostream& err) {
             << shown.group(g.title, lines) << std::flush;
       };
       try {
-        for (const entry& e : g.entries) {
+        std::vector<mean_prediction> predicted(g.entries.size());
+        if (o.tasks.nll) {
+          bar.stage(g.title + ": nll", weight::of_nll(todo, g));
+          predicted = predict(g.entries, o, model, m.prompts, on);
+        }
+        for (std::size_t i = 0; i < g.entries.size(); ++i) {
+          const entry& e = g.entries[i];
           const needle_recall& before = *asked_of_entry++;
           row r{.policy = e.name, .budget = e.given, .slots = e.chosen.limit.slots};
           if (e.refusal.empty()) {
-            outcomes.push_back(measure_row(e, o, todo, model, tokens, m, before, on, bar));
+            outcomes.push_back(
+                measure_row(e, o, todo, model, tokens, m, predicted[i], before, on, bar));
             r = outcomes.back().result;
             write_csv(csv, r);
           }

@@ -18,12 +18,12 @@ struct outcome {
   std::vector<double> stream_error = {};  ///< [stream_budgets − 1] a budget's steps each
 };
 
-/// All that was asked for of one policy at one budget. `asked`: needle cases that are in memory no
-/// more.
+/// All that was asked for of one policy at one budget. `predicted`: of the task `nll`, which
+/// measures the rows of a budget side by side. `asked`: needle cases that are in memory no more.
 inline outcome measure_row(const entry& e, const options& o, const plan& todo,
                            const engine::decoder& model, const engine::tokenizer& tokens,
-                           const dataset& m, needle_recall asked, const workers& on,
-                           progress& bar) {
+                           const dataset& m, const mean_prediction& predicted, needle_recall asked,
+                           const workers& on, progress& bar) {
   const contender& c = e.chosen;
   outcome x{{.policy = e.name, .budget = e.given, .slots = c.limit.slots}};
   row& r = x.result;
@@ -38,12 +38,10 @@ inline outcome measure_row(const entry& e, const options& o, const plan& todo,
     r.output_error = found.output;
   }
   if (o.tasks.nll) {
-    stage("nll", weight::nll * todo.prompts);
-    const auto [nll, kl] = predict(c, model, m.prompts, on);
-    r.nll = nll;
-    r.kl = !c.is_reference() ? kl  // the others' reference: 0 by definition
-           : kl.error        ? estimate{0, 0}
-                             : estimate{0};
+    r.nll = predicted.nll;
+    r.kl = !c.is_reference()    ? predicted.kl  // the others' reference: 0 by definition
+           : predicted.kl.error ? estimate{0, 0}
+                                : estimate{0};
   }
   if (o.tasks.needle) {
     const double weight = weight::needle * static_cast<double>(m.cases.size()) / 2;

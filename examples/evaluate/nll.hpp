@@ -4,7 +4,7 @@
 /// tells.
 #pragma once
 
-#include <algorithm>  // std::max
+#include <algorithm>  // std::max, std::min, std::ranges::transform
 #include <cmath>      // std::log
 #include <span>
 #include <vector>
@@ -12,6 +12,8 @@
 #include "evaluate/compressed_cache.hpp"
 #include "evaluate/dataset.hpp"
 #include "evaluate/estimate.hpp"
+#include "evaluate/parallel.hpp"
+#include "evaluate/plan.hpp"
 #include "evaluate/task.hpp"
 
 namespace evaluate {
@@ -41,20 +43,55 @@ struct prediction {
   double kl = 0;   ///< from the full cache's distribution to the compressed one's
 };
 
-/// Each token of `next` is fed through `step` to predict the one behind it; the prompt itself
-/// predicts the first. `full`: the full cache's logits, `[next.size() − 1, vocab]`, or nothing.
-inline prediction predict(const contender& c, const engine::decoder& model, const prompt& p,
-                          std::span<const int> next, const row_major_matrix& full) {
-  compressed_decoder decoder(model, c, p);
-  prediction sum{.nll = surprise(p.logits, next.front())};
-  for (std::size_t t = 1; t < next.size() && !interrupted; ++t) {
-    const row_major_matrix& logits = decoder.next(next[t - 1]);
-    sum.nll += surprise(logits, next[t]);
-    sum.kl +=
-        full.size() > 0 ? kl_divergence(full.row(static_cast<Eigen::Index>(t) - 1), logits) : 0;
+/// A contender that goes on after a prompt.
+struct continuation {
+  const contender& chosen;
+  const prompt& read;
+  std::span<const int> next;     ///< the true tokens
+  const row_major_matrix& full;  ///< the full cache's logits, `[next.size() − 1, vocab]`, or none
+};
+
+/// Each token of `next` is fed to predict the one behind it; the prompt itself predicts the first.
+/// All of them side by side, so that weights are read once: as many tokens are to come for each.
+inline std::vector<prediction> predict_abreast(const engine::decoder& model,
+                                               std::span<const continuation> all) {
+  std::vector<compressed_decoder> decoders;
+  std::vector<compressed_decoder*> each;
+  std::vector<prediction> sums;
+  decoders.reserve(all.size());  // they stay where they are
+  for (const continuation& c : all) {
+    each.push_back(&decoders.emplace_back(model, c.chosen, c.read));
+    sums.push_back({.nll = surprise(c.read.logits, c.next.front())});
   }
-  const auto count = static_cast<double>(next.size());
-  return {sum.nll / count, sum.kl / count};
+  engine::decoder::scratch work;
+  row_major_matrix logits;
+  std::vector<int> tokens(all.size());
+  const std::size_t count = all.front().next.size();
+  for (std::size_t t = 1; t < count && !interrupted; ++t) {
+    std::ranges::transform(all, tokens.begin(),
+                           [&](const continuation& c) { return c.next[t - 1]; });
+    compressed_decoder::next(each, tokens, work, logits);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const auto own = logits.row(static_cast<Eigen::Index>(i));
+      sums[i].nll += surprise(own, all[i].next[t]);
+      sums[i].kl += all[i].full.size() > 0
+                        ? kl_divergence(all[i].full.row(static_cast<Eigen::Index>(t) - 1), own)
+                        : 0;
+    }
+  }
+  for (prediction& sum : sums) {
+    sum.nll /= static_cast<double>(count), sum.kl /= static_cast<double>(count);
+  }
+  return sums;
+}
+
+/// So many at most go side by side: from there on the engine multiplies blocks of the weights.
+inline constexpr index_t continuations_abreast = 16;
+
+/// As many as keep below `--memory` on each thread, were nothing evicted.
+inline index_t abreast_within(const options& o, const prompt& p) {
+  const double most = o.memory * 1024 * 1024 * 1024 / static_cast<double>(p.body->kv.bytes());
+  return most < 1 ? 1 : static_cast<index_t>(std::min<double>(most, continuations_abreast));
 }
 
 /// A prediction's means over prompts.
@@ -62,17 +99,38 @@ struct mean_prediction {
   estimate nll, kl;
 };
 
-/// That of the 256 true tokens behind each prompt.
-inline mean_prediction predict(const contender& c, const engine::decoder& model,
-                               const std::vector<text_prompt>& prompts, const workers& on) {
-  std::vector<double> nll, kl;
-  for (const prediction& x : on.map(count_of(prompts), [&](index_t i) {
-         const text_prompt& p = prompts[as_size(i)];
-         return predict(c, model, p.read, p.next, p.predicted);
-       })) {
-    nll.push_back(x.nll), kl.push_back(x.kl);
+/// Those of the 256 true tokens behind each prompt, for each entry; of those refused nothing.
+inline std::vector<mean_prediction> predict(std::span<const entry> entries, const options& o,
+                                            const engine::decoder& model,
+                                            const std::vector<text_prompt>& prompts,
+                                            const workers& on) {
+  std::vector<continuation> all;
+  for (const entry& e : entries) {
+    for (const text_prompt& p : prompts) {
+      if (e.refusal.empty()) {
+        all.push_back({e.chosen, p.read, p.next, p.predicted});
+      }
+    }
   }
-  return {estimate_of(nll), estimate_of(kl)};
+  const index_t abreast = abreast_within(o, prompts.front().read);
+  const auto batches = on.map((count_of(all) + abreast - 1) / abreast, [&](index_t i) {
+    const std::size_t first = as_size(i) * as_size(abreast);
+    return predict_abreast(
+        model, std::span(all).subspan(first, std::min(as_size(abreast), all.size() - first)));
+  });
+  std::vector<mean_prediction> means(entries.size());
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    std::vector<double> nll, kl;
+    for (std::size_t p = 0; entries[i].refusal.empty() && p < prompts.size(); ++p, ++next) {
+      const prediction& x = batches[next / as_size(abreast)][next % as_size(abreast)];
+      nll.push_back(x.nll), kl.push_back(x.kl);
+    }
+    if (!nll.empty()) {
+      means[i] = {estimate_of(nll), estimate_of(kl)};
+    }
+  }
+  return means;
 }
 
 /// For each contender, mean nats a token of `next` after the prompt `text`.
@@ -81,9 +139,11 @@ inline std::vector<score> nats_behind(const engine::decoder& model, std::span<co
                                       std::span<const named_policy> policies,
                                       std::span<const contender> contenders, index_t capacity) {
   const prompt read = read_whole(model, policies, text, capacity);
+  const row_major_matrix none;
   std::vector<score> scores;
   for (const contender& c : contenders) {
-    scores.push_back({predict(c, model, read, next, {}).nll});
+    const continuation alone{c, read, next, none};
+    scores.push_back({predict_abreast(model, std::span(&alone, 1)).front().nll});
   }
   return scores;
 }

@@ -2,6 +2,7 @@
 /// Tasks of the second table: their samples are read one by one, so that only a few are in memory.
 #pragma once
 
+#include <algorithm>  // std::ranges::count
 #include <functional>
 #include <optional>
 #include <span>
@@ -61,16 +62,24 @@ inline double of_reading(const options& o, const plan& p) {
          stream_token * p.streams * p.longest_stream + (o.tasks.speed ? prompt * o.threads : 0);
 }
 
+/// Of a budget's rows, side by side.
+inline double of_nll(const plan& p, const group& g) {
+  return nll * p.prompts *
+         static_cast<double>(std::ranges::count(g.entries, std::string(), &entry::refusal));
+}
+
 inline double of_row(const options& o, const plan& p, const entry& e) {
-  return (o.tasks.error ? error * p.prompts : 0) + (o.tasks.nll ? nll * p.prompts : 0) +
-         (o.tasks.needle ? needle * o.cases : 0) + stream_step * p.streams * e.stream_tokens +
-         (o.tasks.speed ? speed * o.threads : 0);
+  return (o.tasks.error ? error * p.prompts : 0) + (o.tasks.needle ? needle * o.cases : 0) +
+         stream_step * p.streams * e.stream_tokens + (o.tasks.speed ? speed * o.threads : 0);
 }
 
 inline double of_all(const options& o, const plan& p) {
   double sum = of_reading(o, p);
   for (const entry* const e : entries_of(p)) {
     sum += e->refusal.empty() ? of_row(o, p, *e) : 0;
+  }
+  for (const group& g : p.groups) {
+    sum += o.tasks.nll ? of_nll(p, g) : 0;
   }
   return sum;
 }
