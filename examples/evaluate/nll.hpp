@@ -4,7 +4,7 @@
 /// tells.
 #pragma once
 
-#include <algorithm>  // std::max, std::min, std::ranges::transform
+#include <algorithm>  // std::clamp, std::max, std::min, std::ranges::transform
 #include <cmath>      // std::log
 #include <span>
 #include <vector>
@@ -53,8 +53,10 @@ struct continuation {
 
 /// Each token of `next` is fed to predict the one behind it; the prompt itself predicts the first.
 /// All of them side by side, so that weights are read once: as many tokens are to come for each.
+/// `done`: as of `workers::map_in_steps`.
 inline std::vector<prediction> predict_abreast(const engine::decoder& model,
-                                               std::span<const continuation> all) {
+                                               std::span<const continuation> all,
+                                               const auto& done) {
   std::vector<compressed_decoder> decoders;
   std::vector<compressed_decoder*> each;
   std::vector<prediction> sums;
@@ -71,6 +73,7 @@ inline std::vector<prediction> predict_abreast(const engine::decoder& model,
     std::ranges::transform(all, tokens.begin(),
                            [&](const continuation& c) { return c.next[t - 1]; });
     compressed_decoder::next(each, tokens, work, logits);
+    done(1.0 / static_cast<double>(count - 1));
     for (std::size_t i = 0; i < all.size(); ++i) {
       const auto own = logits.row(static_cast<Eigen::Index>(i));
       sums[i].nll += surprise(own, all[i].next[t]);
@@ -85,13 +88,15 @@ inline std::vector<prediction> predict_abreast(const engine::decoder& model,
   return sums;
 }
 
-/// So many at most go side by side: from there on the engine multiplies blocks of the weights.
-inline constexpr index_t continuations_abreast = 16;
+/// So many at most go side by side.
+inline constexpr index_t continuations_abreast = 64;
 
-/// As many as keep below `--memory` on each thread, were nothing evicted.
-inline index_t abreast_within(const options& o, const prompt& p) {
-  const double most = o.memory * 1024 * 1024 * 1024 / static_cast<double>(p.body->kv.bytes());
-  return most < 1 ? 1 : static_cast<index_t>(std::min<double>(most, continuations_abreast));
+/// Of `all` continuations of `p` as many as give every thread some, and as keep below `--memory` on
+/// each, were nothing evicted.
+inline index_t abreast(const options& o, const prompt& p, index_t all) {
+  const double most = o.memory * (1 << 30) / static_cast<double>(p.body->kv.bytes());
+  return std::clamp(static_cast<index_t>(std::min<double>(most, continuations_abreast)), 1,
+                    std::max(1, (all + o.threads - 1) / o.threads));
 }
 
 /// A prediction's means over prompts.
@@ -112,18 +117,19 @@ inline std::vector<mean_prediction> predict(std::span<const entry> entries, cons
       }
     }
   }
-  const index_t abreast = abreast_within(o, prompts.front().read);
-  const auto batches = on.map((count_of(all) + abreast - 1) / abreast, [&](index_t i) {
-    const std::size_t first = as_size(i) * as_size(abreast);
-    return predict_abreast(
-        model, std::span(all).subspan(first, std::min(as_size(abreast), all.size() - first)));
-  });
+  const std::size_t each = as_size(abreast(o, prompts.front().read, count_of(all)));
+  const auto batches = on.map_in_steps(
+      static_cast<index_t>((all.size() + each - 1) / each), [&](index_t i, const auto& done) {
+        const std::size_t first = as_size(i) * each;
+        return predict_abreast(
+            model, std::span(all).subspan(first, std::min(each, all.size() - first)), done);
+      });
   std::vector<mean_prediction> means(entries.size());
   std::size_t next = 0;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     std::vector<double> nll, kl;
     for (std::size_t p = 0; entries[i].refusal.empty() && p < prompts.size(); ++p, ++next) {
-      const prediction& x = batches[next / as_size(abreast)][next % as_size(abreast)];
+      const prediction& x = batches[next / each][next % each];
       nll.push_back(x.nll), kl.push_back(x.kl);
     }
     if (!nll.empty()) {
@@ -143,7 +149,7 @@ inline std::vector<score> nats_behind(const engine::decoder& model, std::span<co
   std::vector<score> scores;
   for (const contender& c : contenders) {
     const continuation alone{c, read, next, none};
-    scores.push_back({predict_abreast(model, std::span(&alone, 1)).front().nll});
+    scores.push_back({predict_abreast(model, std::span(&alone, 1), [](double) {}).front().nll});
   }
   return scores;
 }

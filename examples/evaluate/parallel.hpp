@@ -41,15 +41,24 @@ class workers {
   /// `f(0) .. f(n − 1)`, in order; each is called once, in any order.
   template <class F>
   auto map(index_t n, F f) const {
-    std::vector<decltype(f(index_t{}))> results(as_size(n));
+    return map_in_steps(n, [&](index_t i, const auto& done) {
+      auto result = f(i);
+      done(1);
+      return result;
+    });
+  }
+  /// The same of `f(i, done)`, of which `done(share)` says what share of its piece is done besides.
+  template <class F>
+  auto map_in_steps(index_t n, F f) const {
+    const auto done = [this, n](double share) { bar_.add(share / n); };
+    std::vector<decltype(f(index_t{}, done))> results(as_size(n));
     std::atomic<index_t> next = 0;
     std::exception_ptr error;
     std::mutex guard;
     const auto work = [&] {
       for (index_t i = 0; !interrupted && (i = next++) < n;) {
         try {
-          results[as_size(i)] = f(i);
-          bar_.add(1.0 / n);
+          results[as_size(i)] = f(i, done);
         } catch (...) {
           const std::lock_guard lock(guard);
           error = std::current_exception();
