@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>  // std::max_element
 #include <cstdio>
+#include <cstdlib>  // std::abs
 #include <fstream>
 #include <iterator>  // std::istreambuf_iterator
 #include <string>
@@ -39,11 +40,18 @@ std::vector<llama_token> tokens_of(const llama_vocab* vocab, const std::string& 
   return tokens;
 }
 void write(const llama_vocab* vocab, llama_token token) {
-  char piece[64];
-  const int n = llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE
-                    ? (piece[0] = static_cast<char>(token), 1)
-                    : llama_token_to_piece(vocab, token, piece, sizeof piece, 0, false);
-  std::fwrite(piece, 1, static_cast<std::size_t>(std::max(n, 0)), stdout);
+  std::string piece(1, static_cast<char>(token));
+  if (llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_NONE) {
+    const auto fill = [&] {
+      return llama_token_to_piece(vocab, token, piece.data(), static_cast<int>(piece.size()), 0,
+                                  false);
+    };
+    if (const int n = fill(); n != static_cast<int>(piece.size())) {  // below 0: so many are wanted
+      piece.resize(static_cast<std::size_t>(std::abs(n)));
+      fill();
+    }
+  }
+  std::fwrite(piece.data(), 1, piece.size(), stdout);
   std::fflush(stdout);
 }
 
