@@ -11,10 +11,10 @@ namespace engine {
 
 void linear::operator()(const row_major_matrix& x, row_major_matrix& y) const {
   y.resize(x.rows(), weight.rows());
-  if (x.rows() < 16) {
+  if (x.rows() <= 64) {
     // So few tokens do not pay for the packing of a product. The weights are read from memory once,
-    // 128 KiB at a time, and from the cache for every token.
-    const Eigen::Index block = std::max<Eigen::Index>(8, (1 << 15) / weight.cols());
+    // 32 KiB at a time, and from the nearest cache for every token.
+    const Eigen::Index block = std::max<Eigen::Index>(8, (1 << 13) / weight.cols() / 8 * 8);
     for (Eigen::Index first = 0; first < weight.rows(); first += block) {
       const Eigen::Index rows = std::min(block, weight.rows() - first);
       for (Eigen::Index t = 0; t < x.rows(); ++t) {

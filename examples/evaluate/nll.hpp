@@ -21,7 +21,8 @@ namespace evaluate {
 /// The logarithm of a row of logits' sum of exponentials.
 inline double log_sum_exp(const engine::matrix_view& logits) {
   const float most = logits.maxCoeff();
-  return std::log((logits.array() - most).exp().cast<double>().sum()) + double{most};
+  const row_major_matrix all = (logits.array() - most).exp();  // in floats, which vectorizes
+  return std::log(all.cast<double>().sum()) + double{most};
 }
 
 /// Nats that `token` costs.
@@ -32,9 +33,9 @@ inline double surprise(const engine::matrix_view& logits, int token) {
 /// KL(p ‖ q) = Σ p (ln p − ln q) of two rows of logits, nats.
 inline double kl_divergence(const engine::matrix_view& p, const engine::matrix_view& q) {
   const double of_p = log_sum_exp(p), of_q = log_sum_exp(q);
-  const auto shares = (p.array() - static_cast<float>(of_p)).exp().cast<double>();
+  const row_major_matrix shares = (p.array() - static_cast<float>(of_p)).exp();
   const auto apart = (p - q).array().cast<double>() + (of_q - of_p);
-  return std::max(0.0, (shares * apart).sum());
+  return std::max(0.0, (shares.array().cast<double>() * apart).sum());
 }
 
 /// What a compressed cache predicts of the tokens after a prompt, in mean nats a token.
