@@ -66,12 +66,15 @@ T shuffle_xor(T x, index_t distance, unsigned mask = all_lanes, const char* file
 }
 inline unsigned ballot(bool yes, unsigned mask = all_lanes, const char* file = __builtin_FILE(),
                        int line = __builtin_LINE()) {
-  const auto& all = emulator::now().meet({"ballot", 0, mask, {file, line}}, &yes, sizeof yes);
-  unsigned bits = 0;
-  for (index_t l = 0; l < 32; ++l) {
-    bits |= (mask >> l & 1U) != 0 && all.get<bool>(l) ? 1U << l : 0U;
+  auto& all = emulator::now().meet({"ballot", 0, mask, {file, line}}, &yes, sizeof yes);
+  if (!all.reduced) {
+    unsigned bits = 0;
+    for (index_t l = 0; l < 32; ++l) {
+      bits |= (mask >> l & 1U) != 0 && all.get<bool>(l) ? 1U << l : 0U;
+    }
+    all.set(0, bits), all.reduced = true;
   }
-  return bits;
+  return all.get<unsigned>(0);
 }
 
 inline unsigned equal_lanes(index_t x, unsigned mask = all_lanes,

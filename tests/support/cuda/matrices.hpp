@@ -61,29 +61,49 @@ void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2],
                  const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   struct operands {
     T a[4][2], b[2][2];
+    float c[4];
   } mine;
-  static_assert(sizeof mine == 24);
+  struct sums {
+    float c[4];
+  };
+  static_assert(sizeof mine == 40);
   std::memcpy(static_cast<void*>(mine.a), a, sizeof a);
   std::memcpy(static_cast<void*>(mine.b), b, sizeof b);
-  const auto& all =
-      emulator::now().meet({"mma_16x8x16", 0, all_lanes, {file, line}}, &mine, sizeof mine);
-  if (emulator::traffic::current != nullptr && lane() == 0) {
-    ++emulator::traffic::current->mmas;
-  }
-  const index_t row = lane() / 4, column = lane() % 4 * 2;
-  for (index_t pair = 0; pair < 4; ++pair) {  // k = 2 pair, 2 pair + 1, and both + 8
-    const auto left = all.template get<operands>(row * 4 + pair);
-    for (index_t j = 0; j < 2; ++j) {
-      const auto right = all.template get<operands>((column + j) * 4 + pair);
-      for (index_t further = 0; further < 2; ++further) {
-        for (index_t e = 0; e < 2; ++e) {
-          const float y = to_float(right.b[further][e]);
-          c[j] += to_float(left.a[2 * further][e]) * y;
-          c[2 + j] += to_float(left.a[2 * further + 1][e]) * y;
+  std::memcpy(mine.c, c, sizeof c);
+  auto& all = emulator::now().meet({"mma_16x8x16", 0, all_lanes, {file, line}}, &mine, sizeof mine);
+  if (!all.reduced) {  // the product of all lanes, a row of C at once
+    using eight = float __attribute__((vector_size(32)));
+    float left[16][16];
+    eight right[16], product[16];
+    for (index_t l = 0; l < 32; ++l) {
+      const auto x = all.template get<operands>(l);
+      const index_t row = l / 4, pair = l % 4 * 2;
+      for (index_t e = 0; e < 2; ++e) {
+        for (index_t further = 0; further < 2; ++further) {
+          left[row][8 * further + pair + e] = to_float(x.a[2 * further][e]);
+          left[row + 8][8 * further + pair + e] = to_float(x.a[2 * further + 1][e]);
+          right[8 * further + pair + e][row] = to_float(x.b[further][e]);
         }
+        product[row][pair + e] = x.c[e], product[row + 8][pair + e] = x.c[2 + e];
       }
     }
+    for (const index_t k : {0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15}) {
+      for (index_t row = 0; row < 16; ++row) {
+        product[row] += left[row][k] * right[k];
+      }
+    }
+    for (index_t l = 0; l < 32; ++l) {
+      const index_t row = l / 4, pair = l % 4 * 2;
+      all.set(l, sums{{product[row][pair], product[row][pair + 1], product[row + 8][pair],
+                       product[row + 8][pair + 1]}});
+    }
+    all.reduced = true;
+    if (emulator::traffic::current != nullptr) {
+      ++emulator::traffic::current->mmas;
+    }
   }
+  const auto got = all.template get<sums>(lane());
+  std::memcpy(c, got.c, sizeof c);
 }
 
 struct matrices {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -81,8 +82,9 @@ struct touched {
 /// Bytes of shared memory, and what has touched each granule of them.
 class shared_bytes {
  public:
-  shared_bytes(std::size_t bytes, std::size_t granule)
-      : bytes_(bytes, 0xff), granule_(granule), touched_(bytes / granule) {}
+  /// Granules are as large as elements, or a power of two that divides these.
+  shared_bytes(std::size_t bytes, std::size_t element)
+      : bytes_(bytes, 0xff), shift_(std::countr_zero(element)), touched_(bytes >> shift_) {}
 
   template <class T>
   T read(std::size_t at) {
@@ -108,13 +110,13 @@ class shared_bytes {
  private:
   template <class Touch>
   void each_granule(std::size_t at, std::size_t bytes, Touch touch) {
-    for (std::size_t g = at / granule_; g < (at + bytes) / granule_; ++g) {
+    for (std::size_t g = at >> shift_; g < (at + bytes) >> shift_; ++g) {
       touch(touched_[g]);
     }
   }
 
   std::vector<unsigned char> bytes_;
-  std::size_t granule_;
+  int shift_;
   std::vector<touched> touched_;
 };
 
