@@ -147,7 +147,7 @@ TEST_CASE("budgets in bytes that cannot be are refused") {
                         Contains(" heads, and its slack), got 100"));
   CHECK_THROWS_WITH(compressor(kv, h2o{}, budget::bytes(2'000)),
                     Contains("h2o: expected a budget of at least "));
-  CHECK_THROWS_WITH(compressor(kv, fold{}, budget::shared_bytes(7'000)),
+  CHECK_THROWS_WITH(compressor(kv, fold{}, budget::shared_bytes(4'000)),
                     Contains("fold: expected at least ") && Contains(" slots to share, got "));
   CHECK_THROWS_WITH(compressor(kv, h2o{}, budget::bytes(100'000, -5)),
                     Contains("a slack of at least 0 slots, got -5"));

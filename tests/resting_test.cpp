@@ -30,6 +30,7 @@ constexpr budget far{.slots = slots, .trigger = slots + room + 1};
 std::vector<fixtures::example> resting() {
   kvmeld::fold by_leverage, by_scores;
   by_leverage.decode.queries = by_scores.decode.queries = 3;
+  by_leverage.decode.stride = by_scores.decode.stride = 4;
   by_scores.pins = kvmeld::fold::pin_rule::scores;
   kvmeld::fold by_weights = by_scores;
   by_weights.leverage_exponent = 1;

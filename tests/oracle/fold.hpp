@@ -65,9 +65,9 @@ struct fold {
   double pin_gain = 0.4;
   int mean_slots = 0;  // slots of a head of the model; 0: no gain
   // decode
-  int period = 8;   // slots folded away at a time
-  int window = 16;  // queries kept ...
-  int stride = 4;   // ... every so many steps
+  int period = 8;  // slots folded away at a time
+  int window = 4;  // queries kept ...
+  int stride = 8;  // ... every so many steps
   int decode_recent = 8;
   int rescore = 0;  // steps after which slots are scored by the queries since, and one before
 

@@ -216,7 +216,7 @@ TEST_CASE("fold's prompt comes in chunks and goes on in decode", "[oracle]") {
     if (t >= 30) CHECK(h.slots.size() < 40);
     for (const auto& s : h.slots) CHECK(std::isfinite(s.log_mass));
   }
-  CHECK(h.memory.queries.size() == 64);
+  CHECK(h.memory.queries.size() == static_cast<std::size_t>(policy.window * 8));
   CHECK_THROWS_AS(policy.prompt(h, {}, {}, 11), std::invalid_argument);
 }
 

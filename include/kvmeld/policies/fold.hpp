@@ -286,8 +286,8 @@ struct fold_prompt {
 /// use.
 struct fold_decode {
   future_positions ahead = {};  ///< where held queries are moved to
-  index_t queries = 16;
-  index_t stride = 4;
+  index_t queries = 4;
+  index_t stride = 8;
   index_t period = 0;
   index_t rescore = 0;
 
