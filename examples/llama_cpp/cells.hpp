@@ -2,6 +2,10 @@
 /// The KV heads of a model's layers, over the engine's cells or over memory of their own.
 #pragma once
 
+#include <algorithm>  // std::copy_n, std::find_if
+#include <map>
+#include <span>
+#include <utility>  // std::move
 #include <vector>
 
 #include "kvmeld/memory/cache.hpp"
@@ -45,6 +49,12 @@ struct layer {
   } came = {};
   bool edited = false;  ///< do log-mass or holes have to go into the engine's logits?
   float factor = 1;     ///< of those logits, within the engine's softmax
+};
+
+/// What a head that keeps all was before its draft, and the draft's rows `[tokens, dim]`.
+struct drafted_rows {
+  head_mark before;
+  std::vector<float> keys, values;
 };
 
 /// A `kv_cache` whose requests are the engine's sequences. Its layers are those that are
@@ -164,6 +174,39 @@ class layer_cache {
       }
     }
   }
+  /// The same of a draft's tokens, which come one by one as those of steps do, until `accept`.
+  void draft(index_t first, std::span<const float> keys, std::span<const float> values,
+             std::span<const float> queries, std::span<float> out) {
+    const std::size_t dim = static_cast<std::size_t>(setup_.spec.key_dim),
+                      width = dim * static_cast<std::size_t>(kv_heads());
+    for (index_t k = 0; k < kv_heads(); ++k) {
+      drafts_[first + k] = {head(first + k).mark(), {}, {}};
+    }
+    for (std::size_t at = 0; at < keys.size(); at += width) {
+      const auto token = [&](auto rows) { return rows.subspan(at, width); };
+      const std::size_t group = queries.size() / keys.size();
+      for (index_t k = 0; k < kv_heads(); ++k) {
+        auto& [before, held_keys, held_values] = drafts_[first + k];
+        const auto row = token(keys).subspan(static_cast<std::size_t>(k) * dim, dim);
+        const auto value = token(values).subspan(static_cast<std::size_t>(k) * dim, dim);
+        held_keys.insert(held_keys.end(), row.begin(), row.end());
+        held_values.insert(held_values.end(), value.begin(), value.end());
+      }
+      append(first, token(keys), token(values), queries.subspan(at * group, width * group),
+             out.empty() ? out : out.subspan(at * group, width * group));
+    }
+  }
+  /// The first `kept` tokens of head `h`'s draft count, the others were never there.
+  void accept(index_t h, index_t kept) {
+    const auto [before, keys, values] = std::move(drafts_.at(h));
+    drafts_.erase(h);
+    const head_ref to = head(h);
+    to.restore(before);
+    for (std::ptrdiff_t at = 0; at < std::ptrdiff_t{kept} * setup_.spec.key_dim;
+         at += setup_.spec.key_dim) {
+      to.push(keys.data() + at, values.data() + at);
+    }
+  }
   /// Gives back what head `h` holds beyond `slots` slots, and those in use.
   void give_back(index_t h, index_t slots = 0) { records_.give_back(h, slots); }
   /// Bytes that are held of all heads, in whole pages of the system's: of the engine's none.
@@ -227,7 +270,8 @@ class layer_cache {
 
   layers_setup setup_;
   index_t compressed_ = 0;
-  std::vector<index_t> place_;  // [layers of the model] in `layers_`; -1: windowed
+  std::map<index_t, drafted_rows> drafts_;  // of heads that keep all
+  std::vector<index_t> place_;              // [layers of the model] in `layers_`; -1: windowed
   std::vector<index_t> held_;
   std::vector<layer> layers_;
   head_records records_;

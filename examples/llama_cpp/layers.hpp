@@ -227,7 +227,9 @@ class layers : public request_layers<P> {
     // The engine's own output is right where nothing came before, to the precision of its rows.
     const bool theirs = kv_.head(heads.first).length() == 0 && setup_.storage != storage::f32;
     if (kv_.whole(l)) {
-      kv_.append(heads.first, keys_, values_, queries_, theirs ? std::span<float>() : result);
+      const auto out = theirs ? std::span<float>() : result;
+      c.kind == token_kind::draft ? kv_.draft(heads.first, keys_, values_, queries_, out)
+                                  : kv_.append(heads.first, keys_, values_, queries_, out);
       return !theirs;
     }
     if (c.kind == token_kind::draft) {

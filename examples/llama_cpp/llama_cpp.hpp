@@ -211,7 +211,7 @@ class compressor {
   }
   /// So many tokens of the sequence's draft count.
   void decide(index_t request, index_t kept) {
-    layers_->accept(request, kept, sequences_[request].drafted);
+    layers_->accept(request, kept);
     sequences_[request].decide(kept);
   }
   /// Refused: a call within llama_decode, or after one that failed.

@@ -101,15 +101,14 @@ class request_layers {
     }
     return std::max(room, index_t{1});
   }
-  /// The first `kept` of the `drafted` tokens count, as so many steps.
-  void accept(index_t request, index_t kept, index_t drafted) {
+  /// The first `kept` tokens of the draft count, as so many steps.
+  void accept(index_t request, index_t kept) {
     const stopwatch timed(times_.compress);
     if (meld_.has_value()) {
       meld_->accept(request, kept);
     }
     for (const index_t h : heads_of(request, true)) {
-      const head_ref head = kv_.head(h);
-      head.restore(head.length() - (drafted - kept), head.next_position() - (drafted - kept));
+      kv_.accept(h, kept);
     }
   }
 

@@ -14,10 +14,13 @@ constexpr index_t prompt = 128, written = 60;
 /// The same text in steps and in drafts, each with `wrong` tokens after the true ones, which
 /// `llama_memory_seq_rm` takes back.
 void compare(llama_model* model, const std::string& policy, index_t layers, index_t vocab,
-             const std::vector<index_t>& untouched, float tolerance) {
+             const std::vector<index_t>& untouched, float tolerance,
+             const std::string& rows = "float32") {
   const auto text = draw_tokens(prompt + written, vocab), wrong = draw_tokens(60, vocab, 11);
-  const kvmeld::llama::options o{
-      .how = mode::own_attention, .limits = {{.slots = 48, .trigger = 60}}, .untouched = untouched};
+  const kvmeld::llama::options o{.how = mode::own_attention,
+                                 .limits = {{.slots = 48, .trigger = 60}},
+                                 .untouched = untouched,
+                                 .rows = kvmeld::make_storage(rows)};
   announced_llama plain(model, policy_named(policy), o, parameters_for(1)),
       drafted(model, policy_named(policy), o, parameters_for(1));
   for (index_t at = 0; at < prompt; at += 64) {
@@ -68,6 +71,9 @@ TEST_CASE("llama.cpp: drafts with tokens taken back are the steps that stay, for
     compare(models.theirs.get(), name, 2, models.shape.vocab, {}, 1e-4F);
   }
   compare(models.theirs.get(), "h2o", 2, models.shape.vocab, {0}, 1e-4F);
+  // Rows age while a draft is open, and must not have where its tokens are taken back. The engine's
+  // own keys differ in their last bits between one token and several, so some codes do.
+  compare(models.theirs.get(), "h2o", 2, models.shape.vocab, {0}, 1e-3F, "k4v4:newest=3");
 }
 
 TEST_CASE("llama.cpp: drafts of every family are the steps that stay") {
