@@ -58,8 +58,8 @@ def test_slots_by_hand(model, text):
     assert cache.slots() == [int(of_head / (2 * 32 * 4 + 8 + 4)) - 1]  # and the place of the next token
     cache = Cache("h2o", bytes="25%", rows="k6v4")
     generate(model, text[:900], cache, new=1)
-    # The newest 16 rows and the first 4 in half, the mean of the keys, how many tokens are rounded.
-    of_head = 0.25 * 900 * 2 * 32 * 2 - 40 - 20 * 2 * 32 * 2 - 32 * 2 - 4
+    # The newest 8 rows and the first 4 in half, the mean of the keys, how many tokens are rounded.
+    of_head = 0.25 * 900 * 2 * 32 * 2 - 40 - 12 * 2 * 32 * 2 - 32 * 2 - 4
     assert cache.slots() == [int(of_head / (26 + 18 + 8 + 4)) - 1]
 
 

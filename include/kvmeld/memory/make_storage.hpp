@@ -12,7 +12,7 @@
 namespace kvmeld::inline v0 {
 
 /// `float32`, `half`, `bfloat16`, `q8_0`, `q4_0` of both keys and values; `k8v4`, `k6v4`, `k4v4`:
-/// values as in `q4_0`, and the newest 16 rows of each head in half. `name[:newest=N]`: another
+/// values as in `q4_0`, and the newest 8 rows of each head in half. `name[:newest=N]`: another
 /// number of those. Refused: another name, `newest` but of blocks, or beyond 0 to 64.
 inline storage_pair make_storage(std::string_view text) {
   const std::string_view name = text.substr(0, text.find(':'));
@@ -23,9 +23,9 @@ inline storage_pair make_storage(std::string_view text) {
       {"bfloat16", storage::bf16},
       {"q8_0", storage::q8_0},
       {"q4_0", storage::q4_0},
-      {"k8v4", {storage::k8, storage::q4_0, 16}},
-      {"k6v4", {storage::k6, storage::q4_0, 16}},
-      {"k4v4", {storage::k4, storage::q4_0, 16}},
+      {"k8v4", {storage::k8, storage::q4_0, 8}},
+      {"k6v4", {storage::k6, storage::q4_0, 8}},
+      {"k4v4", {storage::k4, storage::q4_0, 8}},
   };
   for (const auto& [known_name, type] : all) {
     known += (known.empty() ? "" : ", ") + std::string(known_name);
