@@ -297,7 +297,6 @@ int main(int argc, char** argv) {
       prompts(b), sized(b, {16384}, {1});
     }
   }
-  add_policy("fold:refine=60", fold{.prompt = {.refine = 60}});
   add_policy("attention_matching:omp", attention_matching{.omp = true});
   add_apply(h2o{}, zsmerge{}, kvmerger{});
   add_growth(streaming_llm{}, random_tokens{}, key_diff{}, snapkv{}, tova{}, expected_attention{});

@@ -39,8 +39,8 @@ void refuses(const std::string& message, std::string_view text) {
 TEST_CASE("a policy is made of its name and the parameters that are given", "[make_policy]") {
   CHECK(inside<kvmeld::fold>(make_policy("fold:share=0.4")).share == 0.4F);
   CHECK(inside<kvmeld::fold>(make_policy("fold")).share == kvmeld::fold{}.share);
-  const auto p = inside<kvmeld::fold>(make_policy("fold:refine=3,sinks=2,recent_share=0.25"));
-  CHECK((p.prompt.refine == 3 && p.sinks == 2 && p.recent_share == 0.25F));
+  const auto p = inside<kvmeld::fold>(make_policy("fold:rounds=3,sinks=2,recent_share=0.25"));
+  CHECK((p.prompt.rounds == 3 && p.sinks == 2 && p.recent_share == 0.25F));
   CHECK(inside<kvmeld::keepkv>(make_policy("keepkv:variant=1")).variant ==
         kvmeld::keepkv::mode::code);
   CHECK_FALSE(inside<kvmeld::kvmerger>(make_policy("kvmerger:gaps_break=0")).gaps_break);

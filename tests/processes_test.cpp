@@ -175,8 +175,6 @@ TEST_CASE("processes: what cannot be divided so is refused") {
   };
   CHECK(ends(kvmeld::h2o{}, budget::shared(40), itself) > 0);
   CHECK_THROWS_WITH(ends(kvmeld::h2o{}, budget::same_tokens(40), itself), Contains("one process"));
-  CHECK_THROWS_WITH(ends(kvmeld::fold{.leverage_exponent = 1}, budget::shared(40), itself),
-                    Contains("heads of other processes"));
   CHECK_THROWS_WITH(ends(kvmeld::h2o{}, budget::shared(40), itself, 1), Contains("at rank 1"));
   for (const message& other : {message{}, message{1}, message{2, 9, 9, 100, 1}, message{-1}}) {
     const auto two = [&](std::span<const float> m) {

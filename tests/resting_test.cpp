@@ -32,12 +32,9 @@ std::vector<fixtures::example> resting() {
   by_leverage.decode.queries = by_scores.decode.queries = 3;
   by_leverage.decode.stride = by_scores.decode.stride = 4;
   by_scores.pins = kvmeld::fold::pin_rule::scores;
-  kvmeld::fold by_weights = by_scores;
-  by_weights.leverage_exponent = 1;
   const kvmeld::snapkv snapkv{.window = 6};
   return {{"fold", by_leverage},
           {"fold by scores", by_scores},
-          {"fold by weighted scores", by_weights},
           {"snapkv", snapkv},
           {"tova", kvmeld::tova()},
           {"snapkv+massfold", kvmeld::make_policy<any>("snapkv+massfold:window=6")},

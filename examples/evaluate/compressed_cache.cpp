@@ -65,15 +65,6 @@ kvmeld::cache stored(kvmeld::cache& kv, const kvmeld::storage_pair& type) {
 
 std::vector<kvmeld::head_state> states_of(const contender& c, const prompt& p, kvmeld::cache& kv) {
   auto states = p.measured[c.index].heads;
-  if (is_shared(c.budgets) && c.budgets != budget_allocation::profile) {
-    const std::vector<index_t> heads = full_heads(kv);
-    const auto weights = kvmeld::score_weights(
-        c.policy, states.size(), [&](std::size_t i) { return kv.head(heads[i]); },
-        [&](std::size_t i) -> kvmeld::head_state& { return states[i]; });
-    for (std::size_t i = 0; i < states.size(); ++i) {
-      kvmeld::keep_weights(c.policy, weights[i], states[i]);
-    }
-  }
   c.policy.visit([&](const auto& one) {
     if constexpr (requires { one.rank_to_share(kv.head(0), states[0]); }) {
       const std::vector<index_t> heads = full_heads(kv);

@@ -86,7 +86,6 @@ std::vector<index_t> shared_budgets(const contender& c, kvmeld::cache& kv,
   for (const any_policy& p : c.of_heads) {
     most = std::min(most, tokens - 1 - (shared_slots::of(p).own - own));
   }
-  std::vector<std::vector<float>> weights;
   auto slots = kvmeld::divide_by_scores(
       c.policy, [&](std::size_t i) { return kv.head(heads[i]); },
       [&](std::size_t i) -> const kvmeld::head_state& { return measured[i]; },
@@ -94,8 +93,7 @@ std::vector<index_t> shared_budgets(const contender& c, kvmeld::cache& kv,
       {.slots = c.limit.slots,
        .kv_heads = kv.kv_heads(),
        .by_layer = c.budgets == budget_allocation::composite ||
-                   c.budgets == budget_allocation::same_tokens},
-      weights);
+                   c.budgets == budget_allocation::same_tokens});
   for (index_t& n : slots) {
     n -= own;
   }

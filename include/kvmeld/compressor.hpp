@@ -103,8 +103,7 @@ class compressor {
   /// Where a model's heads are split over processes, a shared budget is divided as in one: each
   /// process calls with the `group`, whose `gather` is called once, and only if budgets are shared.
   /// Refused: a request that is not there, heads without equally many tokens, a policy that needs
-  /// queries and was given none, or whose state rests; with a group `budget::same_tokens` and
-  /// `fold::leverage_exponent`
+  /// queries and was given none, or whose state rests; with a group `budget::same_tokens`
   /// (`unsupported`), messages that are not of the same layers.
   template <executor E = serial>
   void end_prompt(index_t request, const E& run = {}, const process_group& group = {}) {
@@ -409,7 +408,6 @@ std::vector<index_t> compressor<P>::prompt_slots(const std::vector<index_t>& hea
     }
   }
   open_.average(heads, false);
-  std::vector<std::vector<float>> weights;
   const auto state_of = [&](std::size_t i) -> head_state& { return open_.of(sharing[i]).state; };
   if (!sharing.empty()) {
     for (std::size_t i = 0; i < sharing.size(); ++i) {
@@ -423,17 +421,13 @@ std::vector<index_t> compressor<P>::prompt_slots(const std::vector<index_t>& hea
         {.slots = open_.slots_of(first),
          .kv_heads = open_.kv.head(0).spec().kv_heads,
          .by_layer = policies.shares_by_layer(first),
-         .group = group},
-        weights);
+         .group = group});
     for (std::size_t i = 0, next = 0; i < heads.size(); ++i) {
       slots[i] = policies.shares(heads[i]) ? divided[next++] : slots[i];
     }
   }
   for (std::size_t i = 0; i < heads.size(); ++i) {
     open_.expect_prompt("end_prompt", heads[i], {slots[i]});
-  }
-  for (std::size_t i = 0; i < sharing.size(); ++i) {
-    keep_weights(policies.policy_of(sharing[i]), weights[i], state_of(i));
   }
   return slots;
 }

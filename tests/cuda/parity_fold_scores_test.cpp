@@ -219,24 +219,12 @@ TEST_CASE("decode keeps the prompt's best by score, and by leverage what came be
       12, 4e-3);
 }
 
-TEST_CASE("a share of what is not pinned is evicted, the best by score") {
-  fold p = shared(24);
-  for (const float share : {0.01F, 0.5F, 0.99F}) {  // none; half; all but a slot for each cluster
-    p.evicted = share;
-    check_pins<float>(p, {.shape = {.heads = 3, .dim = 16, .group = 2}, .mute = 1, .seed = 801},
-                      {30}, 6, 3, 2e-4);
-  }
-  check_pins<Eigen::half>(p, {.shape = {.heads = 2, .dim = 64}, .seed = 802}, {30});
-}
-
 TEST_CASE("pins of heads with more than their share have the gain, and steps keep it") {
   fold p = shared(10, {.recent = 3, .decode = {.queries = 8}});
   p.gain = 1;
   const index_t none = p.slots_beside_pins();
   const scores_case what{.shape = {.heads = 4, .dim = 32, .group = 2}, .mute = 2, .seed = 811};
   check_pins<float>(p, what, {none}, -13, 12, 2e-4);  // 0, 13, 26, 39 pins; one head by leverage
-  p.evicted = 0.5F;
-  check_pins<float>(p, what, {none}, -13, 0, 2e-4);
   check_pins<Eigen::half>(p, {.shape = {.heads = 2, .dim = 64}, .heavy = true, .seed = 812},
                           {none + 30}, 0, 0, 4e-3);
 }

@@ -148,28 +148,6 @@ TEST_CASE("compress: fold fits no values to what rounding takes") {
   }
 }
 
-TEST_CASE("compress refuses fold's refinement") {
-  device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1, {slot_reduce::sum},
-                         static_cast<index_t>(fold{}.memory(8, 1, 40)));
-  float x = 0;
-  const fold p{.prompt = {.refine = 3}};
-  kv.state.initial[0] = kvmeld::declared(p).slot_stats()[0].initial;
-  device_buffer<unsigned char> memory(workspace_bytes(fold{}, kv.view(), 1));
-  const auto said = Catch::Contains("cuda fold: expected no refinement, got 3 steps");
-  CHECK_THROWS_WITH(
-      (policy_calls<fold, float>::compress(p, kv.view(), kv.state, {&x, 1, 0, 0, 0}, budget{32},
-                                           {memory.data(), memory.size()}, order())),
-      said);  // before anything is launched: there is one query of one number
-  CHECK_THROWS_WITH(workspace_bytes(p, kv.view(), 1), said);
-}
-
-TEST_CASE("workspace_bytes refuses scores that fold weighs by other heads") {
-  device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1);
-  const fold p{.pins = fold::pin_rule::scores, .leverage_exponent = 2};
-  CHECK_THROWS_WITH(workspace_bytes(p, kv.view(), 1),
-                    Catch::Contains("cuda fold: expected a leverage exponent of 0, got 2"));
-}
-
 TEST_CASE("workspace_bytes refuses scores in decode") {
   device_cache<float> kv({.capacity = 40, .dim = 8}, {3, 3}, 1);
   const fold p{.decode = {.rescore = 16}, .pins = fold::pin_rule::scores};

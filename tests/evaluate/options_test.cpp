@@ -130,7 +130,7 @@ TEST_CASE("fold shares the model's slots and takes queries of the positions to c
 
 TEST_CASE("csv: a name with several parameters is one field", "[evaluate]") {
   CHECK(evaluate::csv_field("h2o") == "h2o");
-  CHECK(evaluate::csv_field("fold:refine=60,share=0.4") == "\"fold:refine=60,share=0.4\"");
+  CHECK(evaluate::csv_field("fold:rounds=6,share=0.4") == "\"fold:rounds=6,share=0.4\"");
   CHECK(evaluate::csv_field("a\"b\"") == "\"a\"\"b\"\"\"");
 }
 

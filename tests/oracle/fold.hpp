@@ -19,8 +19,6 @@
 //  and
 //    `clusters` of them (0: round((1 - score_share) free), at least 1) go to the best that hold one
 //    token; where none has a score, pins are the outliers.
-//  - `evicted`, by scores: floor(evicted * slots beside the pins) of these, the best by score that
-//    hold one token, are in no row; for seeds they count as pinned. A cluster each stays possible.
 //  - `pin_gain`, by scores, in a head whose P pins (the protected among them) are more than M,
 //    `mean_slots`: the log-mass of what is pinned by score is at least `log_gain`. Values are
 //    fitted with it; clusters' log-mass is fitted without. A pin of two prompts has it once.
@@ -61,7 +59,6 @@ struct fold {
   bool by_scores = false;  // pins
   int clusters = 0;
   double score_share = 0.7;
-  double evicted = 0;
   double pin_gain = 0.4;
   int mean_slots = 0;  // slots of a head of the model; 0: no gain
   // decode
@@ -215,7 +212,7 @@ struct fold {
           std::accumulate(leverages.begin(), leverages.end(), 0.0) / static_cast<double>(n);
       standing_out += !always[j] && h.slots[j].single && leverages[j] > outlying * mean;
     }
-    std::vector<bool> pin = pinned(h, always, leverages, std::min(most, standing_out)), gone(n);
+    std::vector<bool> pin = pinned(h, always, leverages, std::min(most, standing_out));
     double raised = 0;
     if (by_scores) {
       const int free = target - sinks - recent;
@@ -232,26 +229,15 @@ struct fold {
       if (!scored.empty()) {
         pin = always;
         for (const std::size_t j : top(score, scored, count)) pin[j] = true;
-        std::vector<std::size_t> single;
-        for (std::size_t j = 0; j < n; ++j)
-          if (!pin[j] && h.slots[j].single) single.push_back(j);
         const auto kept = std::count(pin.begin(), pin.end(), true);
         raised = log_gain(pin_gain, static_cast<double>(kept), mean_slots, newest(h) + 1.0);
-        const int beside = static_cast<int>(n) - static_cast<int>(kept);
-        const int wanted = static_cast<int>(
-                      std::floor(static_cast<float>(evicted) * static_cast<float>(beside))),
-                  most_gone = std::min(wanted, static_cast<int>(n) - target);
-        for (const std::size_t j : top(score, single, static_cast<std::size_t>(most_gone)))
-          gone[j] = true;
       }
     }
     const int pins = static_cast<int>(std::count(pin.begin(), pin.end(), true));
     if (pins >= target) throw std::invalid_argument("oracle: expected a slot for clusters");
     const mat x = fold_clusters::points(h, rows);
-    std::vector<bool> apart = pin;  // of the clusters
-    for (std::size_t j = 0; j < n; ++j) apart[j] = pin[j] || gone[j];
-    std::vector<std::size_t> seed = fold_clusters::seeds(x, w, apart, target - pins);
-    const std::vector<int> near = fold_clusters::assigned(x, w, apart, seed, rounds);
+    std::vector<std::size_t> seed = fold_clusters::seeds(x, w, pin, target - pins);
+    const std::vector<int> near = fold_clusters::assigned(x, w, pin, seed, rounds);
 
     head made = h;
     made.slots.clear();
@@ -265,7 +251,7 @@ struct fold {
       } else if (c != seed.end()) {
         std::vector<std::size_t> members;
         for (std::size_t i = 0; i < n; ++i)
-          if (!apart[i] && near[i] == static_cast<int>(c - seed.begin())) members.push_back(i);
+          if (!pin[i] && near[i] == static_cast<int>(c - seed.begin())) members.push_back(i);
         made.slots.push_back(merged(h, m, j, members));
       } else {
         continue;

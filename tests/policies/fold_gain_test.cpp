@@ -66,11 +66,11 @@ double gain_of(const fold& shared, index_t length) {
 
 TEST_CASE("fold's gain is its oracle's: of a prompt, and of one that follows", "[oracle][fold]") {
   const index_t of_group = GENERATE(1, 3), mean = GENERATE(3, 13, 100);
-  const float gain = GENERATE(0.0F, 0.4F, 1.0F), evicted = GENERATE(0.0F, 0.3F);
+  const float gain = GENERATE(0.0F, 0.4F, 1.0F);
   const fixtures::layer_terms terms = GENERATE(from_range(fixtures::merged_terms));
   INFO(terms.name << ", group " << of_group << ", mean " << mean << ", gain " << gain);
   constexpr index_t width = 8, chunk = 48;
-  fold policy{.pins = fold::pin_rule::scores, .clusters = 9, .evicted = evicted};
+  fold policy{.pins = fold::pin_rule::scores, .clusters = 9};
   policy.gain = gain, policy.mean = mean;
   const oracle::fold o{.recent = 8,
                        .outliers = 0.5,
@@ -79,7 +79,6 @@ TEST_CASE("fold's gain is its oracle's: of a prompt, and of one that follows", "
                        .outlying = 1.6,
                        .by_scores = true,
                        .clusters = 9,
-                       .evicted = evicted,
                        .pin_gain = gain,
                        .mean_slots = mean};
   fixtures::cache<float> kv{terms.shape(1, of_group, width, slots + chunk)};

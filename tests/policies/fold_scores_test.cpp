@@ -75,11 +75,10 @@ void compress(const Policy& policy, const fold& shared, model& m, fixtures::stat
 TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a share", "[oracle]") {
   const index_t of_group = GENERATE(1, 3), width = GENERATE(7, 16), clusters = GENERATE(0, 9);
   const index_t slots = 40, chunk = 48, of_values = width == 7 ? 12 : 9;
-  const float evicted = GENERATE(0.0F, 0.3F, 0.9F);
   const fixtures::layer_terms terms = GENERATE(from_range(fixtures::merged_terms));
-  INFO(terms.name << ", dim " << width << ", group " << of_group << ", evicted " << evicted);
+  INFO(terms.name << ", dim " << width << ", group " << of_group);
   fold policy;
-  policy.pins = fold::pin_rule::scores, policy.clusters = clusters, policy.evicted = evicted;
+  policy.pins = fold::pin_rule::scores, policy.clusters = clusters;
   const oracle::fold o{.sinks = 4,
                        .recent = 8,
                        .outliers = 0.5,
@@ -87,8 +86,7 @@ TEST_CASE("fold by scores is its oracle: chunks, groups, clusters given or a sha
                        .leverage_ridge = 1,
                        .outlying = 1.6,
                        .by_scores = true,
-                       .clusters = clusters,
-                       .evicted = evicted};
+                       .clusters = clusters};
   fixtures::cache<float> kv{
       terms.shape(1, of_group, width, slots + chunk, fixtures::default_rope, of_values)};
   auto state = fixtures::make_state(any_policy(policy), kv);
@@ -291,7 +289,6 @@ TEST_CASE("fold by scores keeps fewer latest tokens where a question has room", 
                     Contains("room_recent in [0, 16777216], got -1"));
   CHECK_THROWS_WITH(validate(fold{.room_share = 1}),
                     Contains("expected room_share in [0, 1), got 1"));
-  CHECK_THROWS_WITH(validate(fold{.evicted = 1}), Contains("expected evicted in [0, 1), got 1"));
 }
 
 }  // namespace fold_scores_test

@@ -184,10 +184,6 @@ TEST_CASE("scores refuse what does not fit", "[errors][prompt_scores]") {
   std::vector<float> s(9), other(8);
   CHECK_THROWS_WITH(kvmeld::prompt_scores(head, queries.view(), {}, other),
                     Contains("expected scores [9], got 8 floats"));
-  CHECK_THROWS_WITH(kvmeld::prompt_scores(head, queries.view(), {}, s, other),
-                    Contains("expected leverage [9] with options.leverage, or none, got 8 floats"));
-  CHECK_THROWS_WITH(kvmeld::prompt_scores(head, queries.view(), {.leverage = false}, s, s),
-                    Contains("expected leverage [9] with options.leverage, or none, got 9 floats"));
   CHECK_THROWS_WITH(kvmeld::prompt_scores(head, kvmeld::no_queries, {}, s),
                     Contains("expected at least 1 query, got 0"));
   CHECK_THROWS_WITH(kvmeld::prompt_scores(head, queries.view(), {.horizon = -1}, s),

@@ -188,7 +188,6 @@ def test_shared_slots_of_scissorhands_go_to_the_head_whose_attention_is_spread()
 def test_shared_slots_that_cannot_be_are_refused():
     for text, message in (
         ("fold/5", "fold: expected at least 7 slots to share, got 5"),
-        ("fold:leverage_exponent=1/40", "fold: expected a leverage exponent of 0"),
         ("fold/x", "fold: expected policy/slots with 1 to 1e9 slots to share, got 'fold/x'"),
         ("streaming_llm/90", "streaming_llm: expected a policy with a score per slot for shared budgets, got one"),
     ):

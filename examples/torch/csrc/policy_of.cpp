@@ -65,13 +65,6 @@ const kvmeld::any_policy_or_peer& policy_of(std::string_view text) {
                       text, "'");
       policy = kvmeld::for_shared(policy, slots);
     }
-    policy.visit([](const auto& one) {
-      if constexpr (requires { one.weighs(); }) {
-        kvmeld::expects(kvmeld::errc::unsupported, !one.weighs(), one.name(),
-                        ": expected a leverage exponent of 0 (no head sees the others here), got ",
-                        one.leverage_exponent);
-      }
-    });
     at = made.emplace(std::string(text), policy).first;
   }
   return at->second;

@@ -93,41 +93,15 @@ void average_scores(index_t heads, const auto& state) {
   }
 }
 
-/// What the scores of `heads` that share slots are multiplied by before these are divided, of a
-/// policy that wants it (`fold::leverage_exponent`); else none. `head(i)`: `head_ref`, `state(i)`:
-/// of as many slots.
-template <class P>
-std::vector<std::vector<float>> score_weights(const P& p, std::size_t heads, const auto& head,
-                                              const auto& state) {
-  return detail::inside(p, [&](const auto& one) {
-    if constexpr (requires { one.score_weights(heads, head, state); }) {
-      return one.score_weights(heads, head, state);
-    } else {
-      return std::vector<std::vector<float>>(heads);
-    }
-  });
-}
-/// Makes them part of a head's state.
-template <class P>
-void keep_weights(const P& p, std::span<const float> weights, head_state& state) {
-  detail::inside(p, [&](const auto& one) {
-    if constexpr (requires { one.keep_weights(weights, state); }) {
-      one.keep_weights(weights, state);
-    }
-  });
-}
-
 /// Adds the scores of a head's slots that may be shared out to the end of `scores`, in slot order:
-/// neither sinks nor the latest tokens. `of_slots [length]`: the policy's `shared_scores`; `weights
-/// [length]` multiply them, if there are any.
+/// neither sinks nor the latest tokens. `of_slots [length]`: the policy's `shared_scores`.
 inline void add_shared_scores(const head_ref& head, std::span<const float> of_slots,
-                              const shared_slots& shared, std::vector<float>& scores,
-                              std::span<const float> weights = {}) {
+                              const shared_slots& shared, std::vector<float>& scores) {
   const index_t end = head.next_position() - shared.latest;
   for (index_t s = 0; s < head.length(); ++s) {
     const index_t at = head.position(s);
     if (at >= shared.sinks && at < end) {
-      scores.push_back(of_slots[as_size(s)] * (weights.empty() ? 1.0F : weights[as_size(s)]));
+      scores.push_back(of_slots[as_size(s)]);
     }
   }
 }
@@ -290,13 +264,11 @@ struct slot_division {
   process_group group{};  ///< ... and those of other processes
 };
 
-/// Slots for each of as many heads as `most` says by their scores times `weights [heads][slots]`,
-/// which it finds. `most [heads]`: as of `divide_slots`; `head(i)`, `state(i)`: as of
-/// `score_weights`. Refused: weights where heads are in several processes (`unsupported`).
+/// Slots for each of as many heads as `most` says by their scores. `most [heads]`: as of
+/// `divide_slots`; `head(i)`: `head_ref`, `state(i)`: of as many slots.
 template <class P>
 std::vector<index_t> divide_by_scores(const P& p, const auto& head, const auto& state,
-                                      std::span<const index_t> most, const slot_division& how,
-                                      std::vector<std::vector<float>>& weights) {
+                                      std::span<const index_t> most, const slot_division& how) {
   const auto shared = shared_slots::of(p);
   detail::sharing_heads all{.scores = std::vector<std::vector<float>>(most.size()),
                             .lengths = {},
@@ -304,18 +276,11 @@ std::vector<index_t> divide_by_scores(const P& p, const auto& head, const auto& 
   for (std::size_t i = 0; i < most.size(); ++i) {
     all.lengths.push_back(head(i).length());
   }
-  weights.assign(most.size(), {});
-  if (std::ranges::max(all.lengths) > how.slots) {
-    weights = score_weights(p, most.size(), head, state);
-    expects(errc::unsupported,
-            !how.group.gather || std::ranges::all_of(weights, [](auto& w) { return w.empty(); }),
-            p.name(), ": expected scores that heads of other processes do not weigh, got others");
-  }
   std::vector<float> of_slots(as_size(std::ranges::max(all.lengths)));
   for (std::size_t i = 0; i < most.size(); ++i) {
     const auto own = std::span(of_slots).first(as_size(all.lengths[i]));
     declared(p).shared_scores(head(i), state(i), own);
-    add_shared_scores(head(i), own, shared, all.scores[i], weights[i]);
+    add_shared_scores(head(i), own, shared, all.scores[i]);
   }
   index_t kv_heads = how.kv_heads;
   std::vector<std::size_t> own;

@@ -2,11 +2,9 @@
 #pragma once
 
 #include <algorithm>  // std::ranges::count, std::ranges::transform
-#include <cmath>      // std::exp, std::pow
 #include <cstdint>
 #include <cstring>  // std::memcpy
 #include <limits>   // std::numeric_limits
-#include <unordered_map>
 #include <vector>
 
 #include "kvmeld/detail/product.hpp"
@@ -135,40 +133,12 @@ struct fold_prompt {
   index_t rounds = 4;
   float floor = 0.1F;
   float ridge = 0.002F;
-  index_t refine = 0;
-  float rate = 0.01F;
 
   /// What becomes of a slot.
-  enum mark : char { clustered, pinned, evicted };
+  enum mark : char { clustered, pinned };
 
-  /// Marks as evicted a `share` of the slots that are not pinned: the best by `score [slots]` of
-  /// those that hold one token, but no more than leave a slot for every cluster of `target` rows.
-  static void mark_evicted(float share, index_t target, std::span<const float> tokens,
-                           std::span<const float> score, slot_scratch& work) {
-    auto& single = work.order;
-    single.clear();
-    for (std::size_t s = 0; s < score.size(); ++s) {
-      if (work.marks[s] == clustered && tokens[s] == 1.0F) {
-        single.push_back(static_cast<index_t>(s));
-      }
-    }
-    const auto others = static_cast<float>(std::ranges::count(work.marks, clustered));
-    const index_t most =
-        std::min({static_cast<index_t>(share * others), static_cast<index_t>(single.size()),
-                  static_cast<index_t>(score.size()) - target});
-    if (most <= 0) {
-      return;
-    }
-    detail::select_slots(
-        single, most, [&](index_t s) { return detail::descending(rank(score[as_size(s)])); },
-        work.keyed);
-    for (const index_t s : std::span(single).first(as_size(most))) {
-      work.marks[s] = evicted;
-    }
-  }
-
-  /// `queries [queries, dim]`; `work.marks` says which slots are pinned, so keep their bytes, and
-  /// which are evicted. `log_mass_of_pin(slot)`: the ridge of the clusters' values is fitted to it.
+  /// `queries [queries, dim]`; `work.marks` says which slots are pinned, so keep their bytes.
+  /// `log_mass_of_pin(slot)`: the ridge of the clusters' values is fitted to it.
   void plan(const kv_head auto& head, const dense::stored auto& queries, index_t target,
             const auto& log_mass_of_pin, slot_scratch& work, merge_plan& out) const {
     const index_t n = head.length();
@@ -185,12 +155,12 @@ struct fold_prompt {
         search::cluster(space(head, queries, keys, values), marks, pull, target - alone, rounds);
     work.row_of.resize(as_size(n));
     for (index_t s = 0; s < n; ++s) {
-      work.row_of[s] = marks[s] == evicted ? -1 : marks[s] == pinned ? s : c.seeds[c.cluster[s]];
+      work.row_of[s] = marks[s] == pinned ? s : c.seeds[c.cluster[s]];
     }
 
     // Rows: keys, values, the mass of what they stand for; a slot's part of its row, by m.
     dense::matrix key = dense::matrix::Zero(target, head.dim()),
-                  value = dense::matrix::Zero(target, head.value_dim());
+                  value = dense::matrix::Zero(target, head.value_dim()), correction;
     dense::vector row_mass = dense::vector::Zero(target), part(n);
     std::vector<char> fixed;
     std::vector<index_t> anchor, ascending;
@@ -212,7 +182,6 @@ struct fold_prompt {
     for (Eigen::Index r = 0; r < target; ++r) {
       beta[r] = fixed[as_size(r)] != 0 ? log_mass_of_pin(anchor[as_size(r)]) : beta[r];
     }
-    merge::fitted_slots fitted{key, value, beta};
     if (ridge > 0) {
       auto p = merge::probabilities(queries, key, beta, terms), missing = full.output;
       dense::add_product(-1, p, value, missing);
@@ -225,17 +194,15 @@ struct fold_prompt {
       }
       p.conservativeResize(p.rows(), static_cast<Eigen::Index>(merged.size()));
       const dense::matrix delta = merge::ridge_values(p, missing, ridge);
+      correction.setZero(target, head.value_dim());
       for (std::size_t i = 0; i < merged.size(); ++i) {
-        fitted.value.row(merged[i]) += delta.row(static_cast<Eigen::Index>(i));
+        correction.row(merged[i]) = delta.row(static_cast<Eigen::Index>(i));
       }
-    }
-    if (refine > 0) {
-      merge::refine({queries, full, terms}, fixed, refine, rate, fitted);
     }
 
     out.reset(n);
     merge::for_each_row(work, [&, r = std::size_t{0}](std::span<const index_t> members) mutable {
-      const float log_mass = fitted.log_mass[static_cast<Eigen::Index>(r)];
+      const float log_mass = beta[static_cast<Eigen::Index>(r)];
       if (fixed[r++] != 0) {
         return out.keep(members[0], log_mass);
       }
@@ -244,13 +211,8 @@ struct fold_prompt {
       }
       out.end_row(log_mass);
     });
-    if (ridge > 0 || refine > 0) {
-      fitted.value -= value;
-      out.correct_values({fitted.value.data(), as_size(fitted.value.size())}, head.value_dim());
-    }
-    if (refine > 0) {
-      fitted.key -= key;
-      out.correct_keys({fitted.key.data(), as_size(fitted.key.size())}, head.dim());
+    if (ridge > 0) {
+      out.correct_values({correction.data(), as_size(correction.size())}, head.value_dim());
     }
   }
 
@@ -576,10 +538,8 @@ struct fold {
   float score_share = 0.7F;
   index_t room_recent = 2;
   float room_share = 0.85F;
-  float evicted = 0;
   float gain = 0.4F;
   index_t mean = 0;
-  float leverage_exponent = 0;
   bool screened = true;
 
   static constexpr std::string_view name() { return "fold"; }
@@ -601,10 +561,6 @@ struct fold {
              "weight of a slot without attention, times the number of slots"),
       option("ridge", in(&fold::prompt, &fold_prompt::ridge), 0, any_number,
              "of the fit of values, relative to the trace of its matrix; 0: no fit"),
-      option("refine", in(&fold::prompt, &fold_prompt::refine), 0, any_count,
-             "gradient steps on the clusters; wants about 900 queries per head"),
-      option("rate", in(&fold::prompt, &fold_prompt::rate), above_0, any_number,
-             "of a step, relative to the mean norms of keys and values"),
       option("queries", in(&fold::decode, &fold_decode::queries), 0, any_count,
              "remembered per query head; 0 if only prompts are compressed"),
       option("stride", in(&fold::decode, &fold_decode::stride), 1, any_count,
@@ -628,28 +584,20 @@ struct fold {
              "prompt_recent where heads have slack slots"),
       option("room_share", &fold::room_share, 0, below_1,
              "score_share where heads have slack slots"),
-      option("evicted", &fold::evicted, 0, below_1,
-             "with pins=1: share of a prompt's other slots that is evicted, the best by score, "
-             "which would blur the clusters"),
       option(
           "gain", &fold::gain, 0, 1,
           "with pins=1: what the log-mass of pins grows with where a head has more than the mean"),
       option("mean", &fold::mean, 0, any_count,
              "slots of a head of the model on average; 0: no gain"),
-      option("leverage_exponent", &fold::leverage_exponent, 0, 2,
-             "with pins=1: power of the mean leverage that scores are multiplied by"),
       option(
           "screened", &fold::screened,
           "with pins=1: scores of a long prompt by products of 8 bits, on processors with them")};
-  /// The tokens that a slot stands for; by scores also the largest of its `prompt_scores`, and with
-  /// an exponent what that was multiplied by; until then minus its leverage over the mean, 0 where
-  /// nothing was measured.
+  /// The tokens that a slot stands for; by scores also the largest of its `prompt_scores`.
   static constexpr column tokens{0, "tokens", slot_reduce::sum, 1},
-      prompt_score{1, "prompt_score", slot_reduce::max},
-      score_weight{2, "score_weight", slot_reduce::max};
-  static constexpr std::array columns{tokens, prompt_score, score_weight};
+      prompt_score{1, "prompt_score", slot_reduce::max};
+  static constexpr std::array columns{tokens, prompt_score};
   std::span<const column> columns_used() const {
-    return std::span(columns).first(weighs() ? 3 : pins == pin_rule::scores ? 2 : 1);
+    return std::span(columns).first(pins == pin_rule::scores ? 2 : 1);
   }
   /// Are slots scored by the queries of decode?
   bool rescores() const { return pins == pin_rule::scores && decode.rescore > 0; }
@@ -657,55 +605,6 @@ struct fold {
   index_t freed(index_t slots) const {
     return std::max(detail::fold_freed(decode.period, slots),
                     rescores() && decode.period == 0 ? decode.rescore : index_t{0});
-  }
-  /// Are scores multiplied by `score_weights`?
-  bool weighs() const { return pins == pin_rule::scores && leverage_exponent > 0; }
-  /// What the scores of a prompt are multiplied by; none without an exponent. Over the heads h of a
-  /// model that share slots, and their tokens t:
-  ///
-  ///     u_t = mean_h( lev_h,t / mean_s lev_h,s )       over the heads that measured a slot for t
-  ///     w_t = u_t^exponent,    score_h,t *= w_t
-  ///
-  /// A head whose keys are all alike counts as 1. `[heads][slots]`, 1 for slots that have a weight:
-  /// they keep it. `head(i)`: `head_ref`, `state(i)`: `head_state` of all its slots, of head `i` of
-  /// `heads`. Heads without the columns get no weights.
-  std::vector<std::vector<float>> score_weights(std::size_t heads, const auto& head,
-                                                const auto& state) const {
-    std::vector<std::vector<float>> weights(heads);
-    const auto each = [&](const auto& visit) {
-      for (std::size_t i = 0; i < heads && weighs(); ++i) {
-        const head_ref& of_head = head(i);
-        const head_state& of_state = state(i);
-        for (index_t s = 0; s < of_head.length() && of_state.slot_stats() > score_weight; ++s) {
-          visit(i, of_head.position(s), of_state.column(score_weight)[as_size(s)]);
-        }
-      }
-    };
-    struct token {
-      double leverage = 0;  // the heads', each over its mean
-      index_t heads = 0;    // that measured a slot for it
-    };
-    std::unordered_map<index_t, token> measured;  // by position
-    each([&](std::size_t, index_t at, float held) {
-      if (held < 0) {
-        token& of = measured[at];
-        of.leverage -= double{held}, ++of.heads;
-      }
-    });
-    each([&](std::size_t i, index_t at, float held) {
-      const token of = held < 0 ? measured[at] : token{1, 1};
-      const auto u = static_cast<float>(of.leverage / of.heads);
-      weights[i].push_back(std::max(std::pow(u, leverage_exponent), least_weight));
-    });
-    return weights;
-  }
-  /// Keeps `weights [slots]` of slots that have none, and multiplies their scores.
-  void keep_weights(std::span<const float> weights, head_state& state) const {
-    for (std::size_t s = 0; s < weights.size(); ++s) {
-      if (float& held = state.column(score_weight)[s]; held < 0) {
-        held = weights[s], state.column(prompt_score)[s] *= held;
-      }
-    }
   }
   std::size_t memory(index_t dim, index_t group, index_t) const {
     return as_size(layout(group, dim).all.size);
@@ -800,17 +699,9 @@ struct fold {
       // With all queries since the first that scored these are the scores of one pass; with fewer a
       // slot keeps the largest that it had.
       const auto score = state.column(prompt_score);
-      std::vector<float> now(score.size()), leverage(weighs() ? score.size() : 0);
+      std::vector<float> now(score.size());
       prompt_scores(head, queries.last(queries.count + queries.before),
-                    {.leverage_ridge = leverage_ridge, .screened = screened}, now, leverage);
-      for (std::size_t s = 0; s < leverage.size(); ++s) {
-        float& held = state.column(score_weight)[s];
-        if (held > 0) {
-          now[s] *= held;
-        } else {
-          held = -std::max(leverage[s], least_weight);
-        }
-      }
+                    {.leverage_ridge = leverage_ridge, .screened = screened}, now);
       const index_t begin = head.next_position() - queries.count - queries.before;
       const auto scored = memory_of(head, state).scored();
       const bool all = scored.count() == 0 || begin <= scored.begin;
@@ -831,8 +722,6 @@ struct fold {
         pin_scored(head, state, prompt_recent, pinned().scored(target), work)) {
       const auto all = std::ranges::count(work.marks, fold_prompt::pinned);
       log_gain = pinned().log_gain(static_cast<index_t>(all), head.tokens());
-      fold_prompt::mark_evicted(evicted, target, state.column(tokens), state.column(prompt_score),
-                                work);
     } else {
       const auto of_slots = score::leverage_of_keys(
           head, leverage_ridge, [](index_t) { return true; }, work.numbers);
@@ -891,8 +780,6 @@ struct fold {
   }
 
  private:
-  static constexpr float least_weight = 1e-30F;  // and of a leverage: 0 says that there is none
-
   detail::fold_layout layout(index_t group, index_t dim) const {
     // One query that scored before is among those that score: a token is found by the one before.
     return {rescores() ? decode.rescore + 1 : decode.queries, group, dim, rescores()};

@@ -89,22 +89,17 @@ struct prompt_score_options {
 /// Lookahead-max (ours; `score::lookahead_max` has the formula) times leverage, of one KV head's
 /// slots, at least 0, into `out [length]`. `queries`: the prompt's own of that head, all of them,
 /// rotated (`prompt_queries(...).of(h)`), after its keys and values were appended; of a prompt in
-/// chunks, the chunk's. With `log_sum_exp` half of the work is saved. `leverage [length]`, if
-/// given: that over its mean, 1 where all keys are alike. Refused: an empty head, no queries, spans
-/// of another size, a horizon below 0.
+/// chunks, the chunk's. With `log_sum_exp` half of the work is saved. Refused: an empty head, no
+/// queries, a span of another size, a horizon below 0.
 template <class Query>
 void prompt_scores(const head_ref& head, const query_view<Query>& queries,
-                   const prompt_score_options& options, std::span<float> out,
-                   std::span<float> leverage = {}) {
+                   const prompt_score_options& options, std::span<float> out) {
   const index_t n = head.length(), count = queries.count;
   expects(n > 0, "prompt_scores: expected at least 1 slot, got an empty head");
   expects(count > 0 && queries.data != nullptr, "prompt_scores: expected at least 1 query, got ",
           queries.data == nullptr ? 0 : count);
   expects(out.size() == as_size(n), "prompt_scores: expected scores [", n, "], got ", out.size(),
           " floats");
-  expects(leverage.empty() || (options.leverage && leverage.size() == out.size()),
-          "prompt_scores: expected leverage [", n, "] with options.leverage, or none, got ",
-          leverage.size(), " floats");
   expects(options.horizon >= 0, "prompt_scores: expected a horizon of at least 0 positions, got ",
           options.horizon);
   if (!options.screened || !score::screened_max(head, queries, options.horizon, out)) {
@@ -118,11 +113,7 @@ void prompt_scores(const head_ref& head, const query_view<Query>& queries,
       head, options.leverage_ridge, [](index_t) { return true; }, scratch);
   const float mean = Eigen::Map<const dense::vector>(of_keys.data(), n).mean();
   for (std::size_t s = 0; s < out.size(); ++s) {
-    const float over_mean = mean > 0 ? of_keys[s] / mean : 1.0F;  // 0: all keys are alike
-    out[s] *= over_mean;
-    if (!leverage.empty()) {
-      leverage[s] = over_mean;
-    }
+    out[s] *= mean > 0 ? of_keys[s] / mean : 1.0F;  // 0: all keys are alike
   }
 }
 

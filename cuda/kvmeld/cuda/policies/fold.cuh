@@ -11,22 +11,16 @@ namespace kvmeld::cuda {
 
 template <>
 struct device_policy<fold> {
-  /// Refused: a refinement, scores weighed by other heads or in decode, a rotation of part of a
-  /// head.
+  /// Refused: scores in decode, a rotation of part of a head.
   static fold_rule rule(const fold& policy, const attention_spec& spec) {
     const auto& decode = policy.decode;
     const auto& p = policy.prompt;
-    expects(errc::unsupported, p.refine == 0, "cuda fold: expected no refinement, got ", p.refine,
-            " steps");
-    expects(errc::unsupported, !policy.weighs(),
-            "cuda fold: expected a leverage exponent of 0, got ", policy.leverage_exponent);
     expects(errc::unsupported, !policy.rescores(), "cuda fold: expected rescore=0, got ",
             decode.rescore);
     return {group_combine::sum,
             policy.pinned(),
             policy.pins == fold::pin_rule::scores,
             prompt_score_options{}.horizon,
-            policy.evicted,
             policy.leverage_ridge,
             decode.queries,
             decode.stride,

@@ -41,13 +41,11 @@ struct seed_lists {
   index_t* slots;  ///< [heads, capacity] in the order of rounds, ascending in each
   float* gain;     ///< [heads, capacity] by place in the list of removed slots; −1: it is a seed
   head_budgets limits;
-  const index_t* evicted = nullptr;  ///< [heads] of the pinned, those that become no rows; or null
 
   /// While `of.kept` are the pinned: how many seeds there are to be, and how many before the
   /// rounds: with nothing pinned the heaviest slot.
   KVMELD_DEVICE index_t count(const keep_evict_partition& of, index_t h) const {
-    const index_t rows = of.kept_count[h] - (evicted == nullptr ? 0 : evicted[h]);
-    return limits.of(h).slots - rows;
+    return limits.of(h).slots - of.kept_count[h];
   }
   KVMELD_DEVICE static index_t before(const keep_evict_partition& of, index_t h) {
     return of.kept_count[h] == 0 ? 1 : 0;

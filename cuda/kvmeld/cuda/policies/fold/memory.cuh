@@ -17,11 +17,10 @@ namespace kvmeld::cuda::detail {
 /// What plans of fold's work in, beside the partition.
 struct fold_scratch {
   leverage_scratch leverage;
-  index_t* more;     ///< [heads] by scores: pins by leverage
-  index_t* evicted;  ///< [heads] by scores: slots of a prompt
-  float* sum;        ///< [heads, capacity] probabilities summed over the queries
-  float* mass;       ///< [heads, capacity]
-  float* foreseen;   ///< [heads, group, queries, pitch]
+  index_t* more;    ///< [heads] by scores: pins by leverage
+  float* sum;       ///< [heads, capacity] probabilities summed over the queries
+  float* mass;      ///< [heads, capacity]
+  float* foreseen;  ///< [heads, group, queries, pitch]
   column_memory measure;
 };
 
@@ -90,7 +89,7 @@ struct fold_plan_memory : plan_memory {
                all = static_cast<std::size_t>(shape.group) * n,
                queries = all * static_cast<std::size_t>(rule.queries);
     fold.leverage.allocate(from, shape);
-    fold.more = from.take<index_t>(n), fold.evicted = from.take<index_t>(n);
+    fold.more = from.take<index_t>(n);
     fold.sum = from.take<float>(slots);
     fold.mass = from.take<float>(slots), fold.foreseen = from.take<float>(queries * pitch);
     fold.measure.allocate(from, shape.heads, shape.group,

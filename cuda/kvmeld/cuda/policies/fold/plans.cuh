@@ -107,7 +107,7 @@ void cluster_slots(const fold_rule& rule, const cache_view<Scalar>& cache,
   launch(sum_slots<Scalar>{cache, d.rows, own.sums}, {heads, stretches}, stream);
   const clustered_points x{own.points, own.space.weight, d, {cache.active}};
   seed_lists seeds = own.seeds;
-  seeds.limits = limits, seeds.evicted = rule.evicts_scored() ? work.fold.evicted : nullptr;
+  seeds.limits = limits;
   cluster_scratch scratch = own.clusters;
   scratch.begin = work.plan.begin;
   with_depth<128, 256>(cache.dim, [&](auto depth) {
@@ -124,8 +124,8 @@ void cluster_slots(const fold_rule& rule, const cache_view<Scalar>& cache,
 }
 
 /// A plan: clusters of all slots but the pinned, fitted on the reference queries. Ten launches,
-/// eleven by scores, one more each with slots that are evicted and with a gain, and those of
-/// `cluster_slots`, `fit_masses` and `fit_values`.
+/// eleven by scores, one more with a gain, and those of `cluster_slots`, `fit_masses` and
+/// `fit_values`.
 template <class Scalar>
 plan_view fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache,
                         const state_view& state, const query_rows<Scalar>& reference,
@@ -145,11 +145,6 @@ plan_view fold_clusters(const fold_rule& rule, const cache_view<Scalar>& cache,
          {heads}, stream);
   select_into(d, pin_rule{rule, own.leverage.leverage, more.least, false, scored}, cache, state,
               limits, stream);
-
-  if (rule.evicts_scored()) {
-    launch(evict_scored<Scalar>{cache, state, d, limits, rule.evicted, scored.more, own.evicted},
-           {heads}, stream);
-  }
 
   // The mass of slots, and clusters.
   const chosen_rows<Scalar> queries{reference, reference.data, reference.count, d.rows};

@@ -11,7 +11,7 @@
 
 namespace kvmeld::cuda {
 
-/// `kvmeld::fold_prompt` but for the refinement.
+/// `kvmeld::fold_prompt`
 struct prompt_options {
   index_t pool = 5;
   float outlier = 1.6F;
@@ -86,16 +86,14 @@ struct fold_rule {
   kvmeld::detail::fold_pins pins = {};
   bool by_scores = false;
   index_t score_horizon = 64;  ///< positions after the prompt that its queries are moved to
-  float evicted = 0;           ///< by scores: share of a prompt's slots beside the pins
   float leverage_ridge = 1;
-  index_t queries = 16, stride = 4, period = 0;
+  index_t queries = 4, stride = 8, period = 0;
   index_t horizon = 256;
   double fade = 16;
   prompt_options prompt = {};
   rope_params turn = {};
 
   KVMELD_HD index_t freed(index_t slots) const { return kvmeld::detail::fold_freed(period, slots); }
-  KVMELD_HD bool evicts_scored() const { return by_scores && evicted > 0; }
   KVMELD_HD bool gains() const { return by_scores && pins.mean > 0 && pins.gain > 0; }
   /// In a plan of a step for a head of `n` slots: as many as there will be before the next one.
   KVMELD_HD index_t slots_before_next(index_t n, index_t target) const {
