@@ -89,9 +89,9 @@ TEST_CASE("a policy's name ends in the storage of its slots") {
   CHECK(chosen[0].queries_taken == 90);
   CHECK(chosen[1].storage == kvmeld::storage::f32);
   CHECK(model.options({"--policies", "h2o/k8v4"}).policies[0].storage ==
-        kvmeld::storage_pair(kvmeld::storage::k8, kvmeld::storage::q4_0, 16));
+        kvmeld::storage_pair(kvmeld::storage::k8, kvmeld::storage::q4_0, 8));
   CHECK(model.options({"--policies", "h2o/k6v4"}).policies[0].storage ==
-        kvmeld::storage_pair(kvmeld::storage::k6, kvmeld::storage::q4_0, 16));
+        kvmeld::storage_pair(kvmeld::storage::k6, kvmeld::storage::q4_0, 8));
   CHECK(model.options({"--policies", "h2o/q4_0:newest=64,fold"}).policies[0].storage ==
         kvmeld::storage_pair(kvmeld::storage::q4_0, kvmeld::storage::q4_0, 64));
   CHECK(model.options({"--policies", "h2o/k4v4:newest=0"}).policies[0].storage ==
